@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -100,7 +101,16 @@ class HostLengthsNeededError(AttnplatError, ValueError):
 
 
 def closest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`, compared without case, or None."""
+    """The known name most like `name`, compared without case, or None.
+
+    A name that shares its first three letters or more counts as like, so that a
+    misspelt abbreviation finds the long name it was meant for.
+    """
     by_lower = {k.lower(): k for k in known}
-    matches = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[matches[0]] if matches else None
+    folded = name.lower()
+    matches = get_close_matches(folded, by_lower, n=1, cutoff=0.6)
+    if matches:
+        return by_lower[matches[0]]
+    shared = {k: len(commonprefix((k, folded))) for k in by_lower}
+    best = max(shared, key=lambda k: shared[k], default=None)
+    return by_lower[best] if best is not None and shared[best] >= 3 else None

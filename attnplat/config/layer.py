@@ -69,14 +69,15 @@ class LayerConfig:
         self._set("dtype", parse_dtype(self.dtype))
         if self.kv_cache_dtype is not None:
             self._set("kv_cache_dtype", parse_kv_cache_dtype(self.kv_cache_dtype))
-        wanted = {parse_name(Feature, f, "feature") for f in self.also_needs}
-        self._set("also_needs", frozenset(wanted))
+        self._set("also_needs", _parse_features(self.also_needs))
         self._check_size("head_size", required=True)
         for name in ("block_size", "num_heads", "num_kv_heads"):
             self._check_size(name)
         self._check_head_counts()
-        if self.scale is not None and not math.isfinite(self.scale):
+        if self.scale is not None and not _is_finite(self.scale):
             self._refuse("scale", "a finite number")
+        if not isinstance(self.label, str):
+            self._refuse("label", "a string")
         self._validate()
 
     # Validation -----------------------------------------------------------------------
@@ -97,6 +98,11 @@ class LayerConfig:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole or not least <= value <= MAX_SIZE:
             self._refuse(name, f"an integer from {least} to {MAX_SIZE}")
+
+    def _check_flags(self, *names: str) -> None:
+        for name in names:
+            if not isinstance(getattr(self, name), bool):
+                self._refuse(name, "True or False")
 
     def _check_head_counts(self) -> None:
         if self.num_heads is None or self.num_kv_heads is None:
@@ -209,7 +215,9 @@ class MhaConfig(LayerConfig):
             self._set("causal", self.attn_type == AttnType.DECODER)
         for name in ("v_head_size", "chunk_size", "topk"):
             self._check_size(name)
-        self._check_size("static_sink_tokens", least=0)
+        self._check_size("static_sink_tokens", required=True, least=0)
+        self._check_flags("causal", "sinks", "alibi", "position_bias", "rswa", "mm_prefix",
+                          "per_head_quant_scales")
         _check_window(self)
         _check_soft_cap(self)
 
@@ -290,6 +298,7 @@ class MlaConfig(LayerConfig):
         for name in ("qk_nope_head_dim", "kv_lora_rank", "v_head_size", "index_topk"):
             self._check_size(name)
         self._check_size("qk_rope_head_dim", least=0)
+        self._check_flags("causal", "sinks")
         _check_window(self)
         if self.kv_lora_rank is not None and self.qk_rope_head_dim is not None:
             row = self.kv_lora_rank + self.qk_rope_head_dim
@@ -346,9 +355,35 @@ class MlaConfig(LayerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseMlaConfig(MlaConfig):
-    """Latent attention over the keys an indexer chose (DeepSeek-V3.2 and later)."""
+    """Latent attention over the keys an indexer chose (DeepSeek-V3.2 and later).
+
+    Attributes:
+        index_head_dim: elements of one indexer key; 128 in every published model.
+        index_n_heads: query heads of the indexer.
+        model_type: the Hugging Face model type; formats of the indexer depend on it.
+    """
 
     operation: ClassVar[Operation] = Operation.SPARSE_MLA
+
+    index_head_dim: int = 128
+    index_n_heads: int | None = None
+    model_type: str | None = None
+
+    def _validate(self) -> None:
+        super()._validate()
+        self._check_size("index_head_dim", required=True)
+        self._check_size("index_n_heads")
+
+    def indexer(self) -> IndexerConfig:
+        """The scorer that chooses this layer's keys."""
+        return IndexerConfig(
+            head_size=self.index_head_dim,
+            dtype=self.dtype,
+            num_heads=self.index_n_heads,
+            topk=self.index_topk,
+            model_type=self.model_type,
+            label=self.label,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,6 +434,7 @@ class BlockSparseConfig(LayerConfig):
         if self.model not in ("minimax_m3", "step5"):
             raise UnknownNameError("block-sparse model", self.model, ("minimax_m3", "step5"))
         self._check_size("topk_blocks")
+        self._check_flags("sinks")
         _check_window(self)
 
     @property
@@ -436,6 +472,7 @@ class IndexerConfig(LayerConfig):
     def _validate(self) -> None:
         if self.indexer_kv_dtype not in INDEXER_KV_DTYPES:
             raise UnknownNameError("indexer_kv_dtype", self.indexer_kv_dtype, INDEXER_KV_DTYPES)
+        self._check_flags("sparse_logits")
         self._check_size("topk")
 
 
@@ -461,21 +498,31 @@ def _check_window(config: Any) -> None:
         config._set("sliding_window", OPEN_WINDOW)
         return
     takes = "a pair (left, right) of integers of at least -1, where -1 is open"
-    if isinstance(window, (int, bool, str)):
+    if not isinstance(window, tuple | list):
         config._refuse("sliding_window", takes + "; a model's sliding_window=W is (W - 1, -1)")
-    pair = tuple(window)
-    if len(pair) != 2 or any(not isinstance(w, int) or w < -1 for w in pair):
+    if len(window) != 2 or any(not isinstance(w, int) or w < -1 for w in window):
         config._refuse("sliding_window", takes)
-    config._set("sliding_window", pair)
+    config._set("sliding_window", tuple(window))
 
 
 def _check_soft_cap(config: Any) -> None:
     cap = config.logits_soft_cap
     if cap is None:
         return
-    if not isinstance(cap, (int, float)) or not math.isfinite(cap) or cap <= 0:
+    if not _is_finite(cap) or cap <= 0:
         config._refuse("logits_soft_cap", "a finite number above 0, or None for off")
     config._set("logits_soft_cap", float(cap))
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def _parse_features(values: Any) -> frozenset[Feature]:
+    if not isinstance(values, frozenset | set | list | tuple):
+        raise ConfigError(f"also_needs is {values!r}; it takes a set of feature names")
+    return frozenset(parse_name(Feature, value, "feature") for value in values)
 
 
 def config_class(operation: Operation) -> type[LayerConfig]:

@@ -1,0 +1,163 @@
+"""Platforms: which devices are here, and what each knows of its backends.
+
+`current_platform()` answers for this machine, `platform_for(name)` for any device, here
+or not. Nothing is probed when this module is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from attnplat.config.attention import AttentionConfig
+from attnplat.config.env import Environment, read_env
+from attnplat.config.run import RunContext
+from attnplat.errors import DeviceError, UnknownNameError
+from attnplat.platforms.device import DeviceInfo, PlatformName
+from attnplat.platforms.inventory import Inventory
+from attnplat.platforms.names import DeviceName, parse_device_name
+from attnplat.platforms.platform import Platform
+from attnplat.platforms.selection import Tables
+
+# In the order they are looked for: an accelerator comes before the CPU it is attached to.
+PLATFORMS: tuple[str, ...] = tuple(PlatformName)
+
+log = logging.getLogger("attnplat")
+
+
+def current_platform(index: int | None = None) -> Platform:
+    """The platform of this machine: CUDA, else ROCm, else CPU; or what ATTNPLAT_DEVICE names.
+
+    Args:
+        index: which of the visible devices; the first when left out.
+
+    Creates no device context. The environment is read at every call.
+    """
+    environment = read_env()
+    for notice in environment.notices:
+        log.warning("%s", notice)
+    if environment.device is not None:
+        return _platform_named(environment.device, environment, index)
+    for name in PLATFORMS:
+        devices = detect(name)
+        if devices:
+            return _bind(_pick(name, devices, index), environment)
+    raise DeviceError("no device was found, not even a CPU")
+
+
+def platform_for(
+    device: str, *, assume: str | None = None, inventory: Inventory | None = None
+) -> Platform:
+    """The platform of the named device, which need not be here.
+
+    Args:
+        device: `rocm:gfx950`, `sm90`, `cpu:amx`, `h100`: an architecture is simulated.
+            `cuda`, `cuda:1`, `cpu`: a device of this machine.
+        assume: the packages a simulated device has: `all`, `installed`, `minimal` or the
+            name of a profile; `all` when left out.
+        inventory: the packages exactly, instead.
+
+    Raises:
+        UnknownNameError: no such device, with the closest known.
+        DeviceError: a device of this machine was named that is not here.
+    """
+    platform = _platform_named(device, read_env(), None, assume=assume)
+    return platform if inventory is None else platform.replace(inventory=inventory)
+
+
+def detect(name: str) -> tuple[DeviceInfo, ...]:
+    """The visible devices of one platform on this machine."""
+    return tuple(_module(name, "detect").detect_devices())
+
+
+def simulate(name: str, arch: str) -> DeviceInfo:
+    """A device of the given architecture that is not here."""
+    device: DeviceInfo = _module(name, "detect").simulate(arch)
+    return device
+
+
+@cache
+def tables_for(name: str) -> Tables:
+    """The facts and taste of one platform."""
+    catalog, preferences = _module(name, "catalog"), _module(name, "preferences")
+    return Tables(
+        catalog=catalog.CATALOG,
+        preferences=preferences.PREFERENCES,
+        by_name=preferences.BY_NAME,
+        last_resort_automatic=preferences.LAST_RESORT_AUTOMATIC,
+        foreign=_OwnerByName(name),
+    )
+
+
+class _OwnerByName(Mapping[str, str]):
+    """Backend name -> the other platform it belongs to; reads their catalogs when asked."""
+
+    def __init__(self, own: str) -> None:
+        self._others = tuple(p for p in PLATFORMS if p != own)
+
+    def __getitem__(self, backend: str) -> str:
+        for platform in self._others:
+            if any(b.name == backend for b in _module(platform, "catalog").CATALOG):
+                return platform
+        raise KeyError(backend)
+
+    def __iter__(self) -> Any:
+        names = {b.name: None for p in self._others for b in _module(p, "catalog").CATALOG}
+        return iter(names)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _module(platform: str, part: str) -> Any:
+    if platform not in PLATFORMS:
+        raise UnknownNameError("platform", platform, PLATFORMS)
+    return import_module(f"attnplat.platforms.{platform}.{part}")
+
+
+def _platform_named(
+    text: str, environment: Environment, index: int | None, assume: str | None = None
+) -> Platform:
+    name: DeviceName = parse_device_name(text)
+    if name.arch is not None:
+        device = simulate(name.platform, name.arch)
+        inventory = Inventory.assumed(assume or "all", device)
+        return _bind(device, environment, inventory)
+    devices = detect(name.platform)
+    if not devices:
+        raise DeviceError(
+            f"{text!r} names a device of this machine, and no {name.platform} device is here; "
+            f"name an architecture to simulate one, such as {_example(name.platform)!r}"
+        )
+    return _bind(_pick(name.platform, devices, name.index if index is None else index), environment)
+
+
+def _pick(platform: str, devices: tuple[DeviceInfo, ...], index: int | None) -> DeviceInfo:
+    wanted = index or 0
+    if not 0 <= wanted < len(devices):
+        raise DeviceError(
+            f"{platform} device {wanted} was asked for; visible: 0 to {len(devices) - 1}"
+        )
+    return devices[wanted]
+
+
+def _bind(
+    device: DeviceInfo, environment: Environment, inventory: Inventory | None = None
+) -> Platform:
+    wishes = AttentionConfig()
+    if environment.backend is not None:
+        wishes = AttentionConfig.from_dict({"backend": environment.backend}, source="environment")
+    return Platform(
+        device=device,
+        inventory=inventory or Inventory.installed(environment),
+        tables=tables_for(str(device.platform)),
+        wishes=wishes,
+        run=RunContext(batch_invariant=environment.batch_invariant),
+    )
+
+
+def _example(platform: str) -> str:
+    return {"cuda": "cuda:sm90", "rocm": "rocm:gfx950", "cpu": "cpu:avx2"}[platform]

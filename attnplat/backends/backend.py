@@ -1,0 +1,326 @@
+"""A backend as a frozen value: what it serves, takes, requires and forbids, and where it is.
+
+Nothing here runs a kernel or imports torch. `Backend.refuse(config, world)` compares a
+layer's config with the declaration and answers every reason against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum, StrEnum
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from attnplat.backends.limits import Anything, Cases, Limit
+from attnplat.config.frozen import FrozenMap
+from attnplat.config.layer import LayerConfig
+from attnplat.config.names import Feature, Operation
+
+if TYPE_CHECKING:
+    from attnplat.platforms.world import World
+
+LayerPredicate = Callable[[Any, "World"], bool]
+
+
+class Mark(StrEnum):
+    """How far a backend's claims have been proven. Docs and command line use these four."""
+
+    VERIFIED = "V"
+    INTERPRETED = "I"
+    DECLARED = "D"
+    KNOWN = "K"
+
+
+MARK_MEANINGS = {
+    Mark.VERIFIED: "verified by a conformance record",
+    Mark.INTERPRETED: "compiled and interpreted, not yet run on hardware",
+    Mark.DECLARED: "adapter present, no conformance record yet",
+    Mark.KNOWN: "facts known, no adapter yet",
+}
+
+
+class GraphSupport(IntEnum):
+    """Which batches a backend may run inside a device graph, the least first."""
+
+    NEVER = 0
+    SINGLE_TOKEN_DECODE = 1
+    UNIFORM_BATCH = 2
+    ALWAYS = 3
+
+
+@dataclass(frozen=True)
+class Package:
+    """Something that must be installed, or a feature of it that must work.
+
+    Attributes:
+        distribution: the name on the package index (AMD's aiter is `amd-aiter`).
+        feature: an inventory feature that must be usable, beyond being installed.
+        why: what the backend uses it for.
+    """
+
+    distribution: str
+    feature: str | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A combination of values that is refused though each value alone is fine.
+
+    Attributes:
+        code: the rule's stable name.
+        when: named pure function of config and world; True refuses.
+        because: completes "refused because ...".
+        example: a config that the rule refuses, for the generated tests.
+        example_world: changes to the World (`run`, `device`, ...) the example needs.
+    """
+
+    code: str
+    when: LayerPredicate
+    because: str
+    example: LayerConfig | None = None
+    example_world: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """One reason why a backend does not fit: an object first, a sentence last.
+
+    Attributes:
+        backend: the backend's name.
+        kind: operation, field, feature, device, package, rule or adapter.
+        subject: what was compared: a field (`head_size`), a feature (`sinks`), a device
+            attribute (`capability`), a distribution, a rule's code.
+        got: the value found.
+        takes: what would have been accepted, in words.
+        source: who set the value: caller, user, environment, model, run, default, device.
+    """
+
+    backend: str
+    kind: str
+    subject: str
+    got: Any
+    takes: str
+    source: str = "caller"
+
+    def __str__(self) -> str:
+        got = _plain(self.got)
+        by = f" (set by the {self.source})" if self.source not in ("caller", "device") else ""
+        match self.kind:
+            case "operation":
+                text = f"the layer is {got}, it serves {self.takes}"
+            case "field":
+                text = f"config.{self.subject} is {got}{by}, takes {self.takes}"
+            case "feature":
+                text = f"the layer wants {self.subject}{by}, {self.takes}"
+            case "device":
+                text = f"device.{self.subject} is {got}, takes {self.takes}"
+            case _:
+                text = self.takes
+        return f"{self.backend}: {text}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "subject": self.subject,
+            "got": _plain(self.got),
+            "takes": self.takes,
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A declared backend.
+
+    Attributes:
+        name: the canonical name (`FLASH_ATTN`).
+        summary: one line: what it is and whose kernels it calls.
+        serves: the operations it implements.
+        takes: config field -> limit. A field not named here is not limited.
+        features: the features it takes. Silence means no.
+        on: device attribute (`capability`, `arch`, `traits`) -> limit.
+        requires: packages and features of packages.
+        forbids: rules over combinations, asked in order.
+        loads: `module:Class` of its implementation, or None: the facts are known and
+            there is no adapter yet, so it is explained and never chosen on a real device.
+        reads: attention-config fields that its kernels honour.
+        kv_layouts: KV-cache layouts, most preferred first; None is any.
+        preferred_block_size: tokens per block it is fastest with, or None.
+        graphs: device-graph support.
+        last_resort: chosen automatically only where the platform's tables allow it.
+        mark: how far its claims have been proven; derived from `loads` unless given.
+        half_of: names of the backends a composite routes between.
+
+    `takes`, `features`, `on`, `kv_layouts`, `preferred_block_size` and `graphs` may be, or
+    hold, `Cases` that depend on the world; `resolve(world)` settles them.
+    """
+
+    name: str
+    summary: str
+    serves: frozenset[Operation]
+    takes: Mapping[str, Limit | Cases] = FrozenMap()
+    features: frozenset[Feature] | Cases = frozenset()
+    on: Mapping[str, Limit | Cases] = FrozenMap()
+    requires: tuple[Package, ...] = ()
+    forbids: tuple[Rule, ...] = ()
+    loads: str | None = None
+    reads: frozenset[str] = frozenset()
+    kv_layouts: tuple[str, ...] | Cases | None = None
+    preferred_block_size: int | Cases | None = None
+    graphs: GraphSupport | Cases = GraphSupport.NEVER
+    last_resort: bool = False
+    mark: Mark = Mark.KNOWN
+    half_of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "serves", frozenset(self.serves))
+        object.__setattr__(self, "takes", FrozenMap(self.takes))
+        object.__setattr__(self, "on", FrozenMap(self.on))
+        if self.mark == Mark.KNOWN and self.loads is not None:
+            object.__setattr__(self, "mark", Mark.DECLARED)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def limit(self, name: str) -> Limit:
+        """The limit on a config field; `Anything` where none is declared (after resolve)."""
+        found = self.takes.get(name, _ANYTHING)
+        assert isinstance(found, Limit), f"{self.name}.takes[{name}] has not been resolved"
+        return found
+
+    def resolve(self, world: World) -> Backend:
+        """This backend with every `Cases` settled for `world`."""
+        changes: dict[str, Any] = {}
+        for name in ("takes", "on"):
+            table: Mapping[str, Any] = getattr(self, name)
+            if any(isinstance(v, Cases) for v in table.values()):
+                changes[name] = {k: _settle(v, world) for k, v in table.items()}
+        for name in ("features", "kv_layouts", "preferred_block_size", "graphs"):
+            value = getattr(self, name)
+            if isinstance(value, Cases):
+                changes[name] = value.resolve(world)
+        return replace(self, **changes) if changes else self
+
+    def refuse(self, config: LayerConfig, world: World) -> tuple[Rejection, ...]:
+        """Every reason against serving `config` in `world`; empty when it fits.
+
+        Call it on a resolved backend.
+        """
+        return (
+            *self._refuse_operation(config),
+            *self._refuse_fields(config),
+            *self._refuse_features(config, world),
+            *self._refuse_device(world),
+            *self._refuse_packages(world),
+            *self._refuse_rules(config, world),
+        )
+
+    def _refuse_operation(self, config: LayerConfig) -> Iterator[Rejection]:
+        if config.operation not in self.serves:
+            serves = ", ".join(sorted(self.serves))
+            yield Rejection(self.name, "operation", "operation", config.operation, serves)
+
+    def _refuse_fields(self, config: LayerConfig) -> Iterator[Rejection]:
+        for name, limit in self.takes.items():
+            assert isinstance(limit, Limit)
+            if name == "kv_cache_dtype" and not config.has_kv_cache:
+                continue
+            value = getattr(config, name, None)
+            if not limit.accepts(value):
+                yield Rejection(
+                    self.name, "field", name, value, str(limit), config.source_of(name)
+                )
+
+    def _refuse_features(self, config: LayerConfig, world: World) -> Iterator[Rejection]:
+        assert isinstance(self.features, frozenset)
+        wanted = wanted_features(config, world)
+        if wanted <= self.features:
+            return
+        for feature in sorted(wanted - self.features):
+            source = "caller" if feature in config.needs else "run"
+            takes = "which it does not take"
+            yield Rejection(self.name, "feature", feature.value, True, takes, source)
+
+    def _refuse_device(self, world: World) -> Iterator[Rejection]:
+        for name, limit in self.on.items():
+            assert isinstance(limit, Limit)
+            value = getattr(world.device, name)
+            if not limit.accepts(value):
+                yield Rejection(self.name, "device", name, value, str(limit), "device")
+
+    def _refuse_packages(self, world: World) -> Iterator[Rejection]:
+        for package in self.requires:
+            missing = missing_package(package, world)
+            if missing is not None:
+                subject = package.feature or package.distribution
+                yield Rejection(self.name, "package", subject, None, missing, "device")
+
+    def _refuse_rules(self, config: LayerConfig, world: World) -> Iterator[Rejection]:
+        for rule in self.forbids:
+            if rule.when(config, world):
+                yield Rejection(self.name, "rule", rule.code, None, rule.because)
+
+    def load(self) -> type[Any]:
+        """The implementation's class; imports its module, and with it its kernels."""
+        if self.loads is None:
+            raise LookupError(f"{self.name} has no adapter")
+        module, _, attribute = self.loads.partition(":")
+        loaded: type[Any] = getattr(import_module(module), attribute)
+        return loaded
+
+    def case_fields(self) -> tuple[str, ...]:
+        """Names of the fields whose value depends on the world."""
+        own = [f.name for f in fields(self) if isinstance(getattr(self, f.name), Cases)]
+        tables = [f"{t}.{k}" for t in ("takes", "on") for k, v in getattr(self, t).items()
+                  if isinstance(v, Cases)]
+        return (*own, *tables)
+
+
+_ANYTHING = Anything()
+_MLA_OPERATIONS = frozenset({Operation.MLA, Operation.SPARSE_MLA})
+
+
+def wanted_features(config: LayerConfig, world: World) -> frozenset[Feature]:
+    """What the layer and the run want together of a layer's backend."""
+    run = world.run_needs
+    if not run:
+        return config.needs
+    wanted = config.needs | (run if config.has_kv_cache else run - _CACHE_FEATURES)
+    both = Feature.NON_CAUSAL in wanted and Feature.DCP in wanted
+    if both and config.operation in _MLA_OPERATIONS:
+        wanted |= {Feature.NON_CAUSAL_DCP}
+    return wanted
+
+
+# What a run wants of the KV cache; layers without one are not asked for it.
+_CACHE_FEATURES = frozenset(
+    {Feature.KV_CONNECTOR, Feature.DCP, Feature.PCP, Feature.ADAPTIVE_VERIFICATION}
+)
+
+
+def missing_package(package: Package, world: World) -> str | None:
+    """Why `package` is not usable in `world`, as a sentence; None when it is."""
+    inventory = world.inventory
+    uses = f" ({package.why})" if package.why else ""
+    if package.distribution not in inventory.packages:
+        return f"needs the package {package.distribution}{uses}, which is not installed"
+    if package.feature is not None and not inventory.usable(package.feature):
+        return f"needs {package.feature}{uses}, which {package.distribution} does not offer here"
+    return None
+
+
+def _settle(value: Limit | Cases, world: World) -> Any:
+    return value.resolve(world) if isinstance(value, Cases) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, frozenset | set):
+        return sorted(map(str, value))
+    if isinstance(value, tuple):
+        return ".".join(map(str, value)) if len(value) == 2 else list(value)
+    return str(value) if isinstance(value, StrEnum) else value

@@ -1,0 +1,180 @@
+"""`attnplat explain`: which backend each layer would use, why, and why not the others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from attnplat.cli.main import EXIT_NO, EXIT_OK
+from attnplat.config.layer import LayerConfig, config_class
+from attnplat.config.names import Feature, Operation, parse_name
+from attnplat.config.run import RunContext
+from attnplat.config.serial import layer_from_dict
+from attnplat.errors import ConfigError, ConflictError
+from attnplat.platforms import current_platform, platform_for
+from attnplat.platforms.platform import Platform
+from attnplat.platforms.selection import Selection
+
+# Options that describe one layer, and the config fields they set.
+_LAYER_OPTIONS = {
+    "head_size": int,
+    "v_head_size": int,
+    "num_heads": int,
+    "num_kv_heads": int,
+    "dtype": str,
+    "kv_cache_dtype": str,
+    "block_size": int,
+    "attn_type": str,
+    "role": str,
+    "logits_soft_cap": float,
+    "chunk_size": int,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--device",
+        action="append",
+        metavar="NAME",
+        help="a device such as rocm:gfx950, sm90, cpu:amx; repeat for several; default this machine",
+    )
+    parser.add_argument(
+        "--assume-packages",
+        metavar="PROFILE",
+        help="packages of a simulated device: all (default), installed, minimal, or a profile",
+    )
+    parser.add_argument("--model", metavar="CONFIG", help="a config.json, its folder, or a known shape")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks")
+    layer = parser.add_argument_group("one layer, when no model is given")
+    layer.add_argument("--layer", metavar="JSON", help="the layer config as a JSON object")
+    layer.add_argument("--operation", choices=[str(o) for o in Operation], help="default mha")
+    for name, kind in _LAYER_OPTIONS.items():
+        layer.add_argument("--" + name.replace("_", "-"), type=kind, metavar=kind.__name__.upper())
+    layer.add_argument("--sliding-window", type=int, metavar="W", help="a model's window in tokens")
+    layer.add_argument("--sinks", action="store_true", help="one learned logit per head")
+    layer.add_argument("--alibi", action="store_true", help="linear position biases")
+    layer.add_argument("--need", action="append", default=[], metavar="FEATURE", help="a further want")
+    parser.add_argument("--allow-reference", action="store_true", help="let REFERENCE be chosen")
+    parser.add_argument("--batch-invariant", action="store_true", help="results independent of mates")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the decisions; 1 when some layer has no backend on some device."""
+    layers = list(_layers(args))
+    platforms = list(_platforms(args))
+    run_context = RunContext(batch_invariant=True) if args.batch_invariant else None
+    selections = [
+        (platform, layer, platform.select(
+            layer, args.attention, run=run_context, allow_reference=args.allow_reference
+        ))
+        for platform in platforms
+        for layer in layers
+    ]
+    if args.json:
+        print(json.dumps([s.to_dict() for _, _, s in selections], indent=2, sort_keys=True))
+    elif len(platforms) > 1:
+        _print_matrix(platforms, layers, [s for _, _, s in selections])
+    else:
+        print("\n\n".join(selection.explain() for _, _, selection in selections))
+    return EXIT_OK if all(s.ok for _, _, s in selections) else EXIT_NO
+
+
+def _platforms(args: argparse.Namespace) -> Iterator[Platform]:
+    if not args.device:
+        if args.assume_packages:
+            raise ConfigError("--assume-packages goes with --device; this machine's are known")
+        yield current_platform()
+    for name in args.device or ():
+        yield platform_for(name, assume=args.assume_packages)
+
+
+def _layers(args: argparse.Namespace) -> Iterator[LayerConfig]:
+    single = _single_layer_options(args)
+    if args.model is not None:
+        given = set(single) - {"dtype", "kv_cache_dtype", "block_size"}
+        if given or args.layer:
+            raise ConflictError(
+                f"--model and {_option(min(given)) if given else '--layer'} both describe layers; "
+                "give one of the two"
+            )
+        yield from _model_layers(args, single)
+        return
+    if args.layer is not None:
+        if single:
+            raise ConflictError(f"--layer and {_option(min(single))} both describe the layer")
+        yield layer_from_dict(_json_object(args.layer))
+        return
+    if "head_size" not in single:
+        raise ConfigError("say what to explain: --model, --layer, or at least --head-size")
+    operation = parse_name(Operation, args.operation or Operation.MHA, "operation")
+    _check_fields(operation, single)
+    yield config_class(operation)(**single)
+
+
+def _single_layer_options(args: argparse.Namespace) -> dict[str, Any]:
+    values = {n: getattr(args, n) for n in _LAYER_OPTIONS if getattr(args, n) is not None}
+    if args.sliding_window is not None:
+        if args.sliding_window < 1:
+            raise ConfigError(f"--sliding-window is {args.sliding_window}; it takes 1 or more tokens")
+        values["sliding_window"] = (args.sliding_window - 1, -1)
+    values |= {name: True for name in ("sinks", "alibi") if getattr(args, name)}
+    if args.need:
+        values["also_needs"] = frozenset(parse_name(Feature, n, "feature") for n in args.need)
+    return values
+
+
+def _check_fields(operation: Operation, values: dict[str, Any]) -> None:
+    known = config_class(operation).__dataclass_fields__
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"{_option(name)} says nothing of the operation {operation}")
+
+
+def _model_layers(args: argparse.Namespace, given: dict[str, Any]) -> Iterator[LayerConfig]:
+    from attnplat.models import layer_groups, load_config
+
+    groups = layer_groups(load_config(args.model), tensor_parallel=args.tensor_parallel, **given)
+    for group in groups:
+        yield group.config.replace(label=f"{group.label} x {group.count}")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--layer takes a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--layer takes a JSON object, not {text!r}")
+    return value
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _print_matrix(
+    platforms: list[Platform], layers: list[LayerConfig], selections: list[Selection]
+) -> None:
+    from attnplat.cli.tables import print_table
+    from attnplat.platforms.explain import describe
+
+    rows = []
+    for index, layer in enumerate(layers):
+        cells = selections[index :: len(layers)]
+        rows.append([describe(layer), *(_cell(s) for s in cells)])
+    print_table(rows, ["layer", *(f"{p.device.platform}:{p.device.arch}" for p in platforms)])
+    for selection in selections:
+        if not selection.ok:
+            print("\n" + selection.failure())
+
+
+def _cell(selection: Selection) -> str:
+    chosen = selection.chosen
+    if chosen is None:
+        return "none"
+    parts = [f"{name} {part.chosen}" for name, part in selection.parts.items()]
+    return f"{chosen} [{chosen.mark}]" + (f" ({', '.join(parts)})" if parts else "")

@@ -1,0 +1,83 @@
+"""Entry point of `attnplat`: commands, common errors, exit codes.
+
+Exit codes: 0 done; 1 the answer is no (nothing fits, a check differs); 2 bad input or a
+machine that cannot do what was asked; 130 interrupted. An expected failure prints one
+message and no traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from attnplat.errors import AttnplatError
+
+COMMANDS = {
+    "doctor": "what is here, usable, broken, and how to fix it",
+    "explain": "which backend each layer would use, why, and why not the others",
+    "backends": "the tables of what every backend takes",
+    "select": "decide for recorded cases and compare",
+    "run": "load a model, run it on the chosen backends, and say what ran where",
+}
+
+EXIT_OK, EXIT_NO, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is the result."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except AttnplatError as error:
+        print(f"attnplat: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("attnplat: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted; keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _dispatch(arguments: list[str]) -> int:
+    from attnplat.config.options import split_options
+
+    attention, rest = split_options(arguments)
+    parser = _parser(_named_command(rest))
+    args = parser.parse_args(rest)
+    if args.command is None:
+        parser.print_help()
+        return EXIT_OK
+    args.attention = attention
+    code: int = args.handler(args)
+    return code
+
+
+def _named_command(arguments: Sequence[str]) -> str | None:
+    return next((a for a in arguments if not a.startswith("-")), None)
+
+
+def _parser(named: str | None) -> argparse.ArgumentParser:
+    """The parser; only the named command's module is imported, since each start pays for it."""
+    from attnplat import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="attnplat",
+        description="Which attention kernel each layer should use on this machine, and why.",
+        epilog="Options of the attention config are taken by every command: "
+        "--attention-config JSON, --attention-config.FIELD VALUE (-ac for short), "
+        "--attention-backend NAME.",
+    )
+    parser.add_argument("--version", action="version", version=f"attnplat {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, help_text in COMMANDS.items():
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        if name == named:
+            module = import_module(f"attnplat.cli.{name}")
+            module.add_arguments(command)
+            command.set_defaults(handler=module.run)
+    return parser

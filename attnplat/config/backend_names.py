@@ -1,0 +1,98 @@
+"""The canonical names of backends, and how a user may spell them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from attnplat.errors import UnknownNameError
+
+
+class BackendName(StrEnum):
+    """Every backend that attnplat knows, in the field's canonical spelling."""
+
+    # Portable
+    REFERENCE = "REFERENCE"
+    TORCH_SDPA = "TORCH_SDPA"
+    FLEX_ATTENTION = "FLEX_ATTENTION"
+    TRITON_ATTN = "TRITON_ATTN"
+    TRITON_ATTN_DIFFKV = "TRITON_ATTN_DIFFKV"
+    TRITON_MLA = "TRITON_MLA"
+    TURBOQUANT = "TURBOQUANT"
+    # NVIDIA
+    FLASH_ATTN = "FLASH_ATTN"
+    FLASH_ATTN_DIFFKV = "FLASH_ATTN_DIFFKV"
+    FLASHINFER = "FLASHINFER"
+    TRITON_FLASH_ATTN = "TRITON_FLASH_ATTN"
+    TRITON_FLASHINFER = "TRITON_FLASHINFER"
+    B12X = "B12X"
+    HPC_ATTN = "HPC_ATTN"
+    FLASH_ATTN_MLA = "FLASH_ATTN_MLA"
+    FLASHINFER_MLA = "FLASHINFER_MLA"
+    FLASHMLA = "FLASHMLA"
+    CUTLASS_MLA = "CUTLASS_MLA"
+    TOKENSPEED_MLA = "TOKENSPEED_MLA"
+    FLASH_ATTN_MLA_SPARSE = "FLASH_ATTN_MLA_SPARSE"
+    FLASH_ATTN_MLA_SPARSE_FA4 = "FLASH_ATTN_MLA_SPARSE_FA4"
+    FLASHINFER_MLA_SPARSE = "FLASHINFER_MLA_SPARSE"
+    FLASHINFER_MLA_SPARSE_SM90 = "FLASHINFER_MLA_SPARSE_SM90"
+    FLASHINFER_MLA_SPARSE_SM120 = "FLASHINFER_MLA_SPARSE_SM120"
+    FLASHINFER_MLA_SPARSE_DSV4 = "FLASHINFER_MLA_SPARSE_DSV4"
+    FLASHINFER_MLA_SPARSE_DSV41 = "FLASHINFER_MLA_SPARSE_DSV41"
+    FLASHMLA_SPARSE = "FLASHMLA_SPARSE"
+    FLASHMLA_SPARSE_DSV4 = "FLASHMLA_SPARSE_DSV4"
+    FLASHMLA_SPARSE_DSV41 = "FLASHMLA_SPARSE_DSV41"
+    FLASHMLA_MEGA_ATTN_DSV41 = "FLASHMLA_MEGA_ATTN_DSV41"
+    MINIMAX_M3_SPARSE = "MINIMAX_M3_SPARSE"
+    CUTLASS_MSA = "CUTLASS_MSA"
+    TRITON_MSA = "TRITON_MSA"
+    STEP5_DSA = "STEP5_DSA"
+    # AMD
+    ROCM_ATTN = "ROCM_ATTN"
+    ROCM_SEGMENTED_ATTN = "ROCM_SEGMENTED_ATTN"
+    ROCM_AITER_FA = "ROCM_AITER_FA"
+    ROCM_AITER_UNIFIED_ATTN = "ROCM_AITER_UNIFIED_ATTN"
+    ROCM_AITER_MLA = "ROCM_AITER_MLA"
+    ROCM_AITER_TRITON_MLA = "ROCM_AITER_TRITON_MLA"
+    ROCM_AITER_MLA_SPARSE = "ROCM_AITER_MLA_SPARSE"
+    ROCM_FLASHMLA_SPARSE_DSV4 = "ROCM_FLASHMLA_SPARSE_DSV4"
+    ROCM_FLASHMLA_SPARSE_DSV41 = "ROCM_FLASHMLA_SPARSE_DSV41"
+    ROCM_OCTAVE = "ROCM_OCTAVE"
+    ULTRAQUANT = "ULTRAQUANT"
+    # CPU
+    CPU_ATTN = "CPU_ATTN"
+    CPU_MLA = "CPU_MLA"
+    AMX_MLA = "AMX_MLA"
+    ZENTORCH = "ZENTORCH"
+
+
+# Names that other releases and engines used, and what took their place.
+RETIRED_NAMES = {
+    "XFORMERS": "XFORMERS is retired; its place is taken by TRITON_ATTN",
+    "FLASH_ATTN_VLLM_V1": "write FLASH_ATTN",
+    "FLASHINFER_VLLM_V1": "write FLASHINFER",
+    "TRITON_ATTN_VLLM_V1": "write TRITON_ATTN",
+    "ROCM_FLASH": "ROCM_FLASH is retired; write ROCM_ATTN",
+    "TRITON_MLA_VLLM_V1": "write TRITON_MLA",
+    "SDPA": "write TORCH_SDPA",
+    "EAGER": "write REFERENCE",
+}
+
+
+def parse_backend(value: Any, *, known: frozenset[str] = frozenset()) -> BackendName | None:
+    """The backend that `value` names in any case; None for None and `"auto"`.
+
+    Raises UnknownNameError with the known names, the closest, and for a retired name
+    what to write in its place.
+    """
+    if value is None or isinstance(value, BackendName):
+        return value
+    if isinstance(value, str):
+        folded = value.strip().upper().replace("-", "_")
+        if folded == "AUTO":
+            return None
+        if folded in BackendName.__members__:
+            return BackendName[folded]
+        if folded in RETIRED_NAMES:
+            raise UnknownNameError("backend", value, BackendName, hint=RETIRED_NAMES[folded])
+    raise UnknownNameError("backend", value, BackendName)

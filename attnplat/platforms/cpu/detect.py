@@ -1,0 +1,313 @@
+"""The processor this process runs on: its vendor, what it can execute, how much of it is ours.
+
+Reads what the operating system reports (`/proc/cpuinfo`, `sysctl` on macOS), which leaves out
+what the system or a virtual machine has switched off.
+"""
+
+from __future__ import annotations
+
+import os
+import platform as host
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from attnplat.config.env import read_env
+from attnplat.errors import ConfigError, UnknownNameError
+from attnplat.platforms.detection import Detection, read_text
+from attnplat.platforms.device import DeviceInfo, PlatformName
+
+X86_64, AARCH64 = "x86_64", "aarch64"
+_MACHINES = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
+_VENDORS = {
+    "GenuineIntel": "intel",
+    "AuthenticAMD": "amd",
+    "HygonGenuine": "amd",
+}
+
+
+@dataclass(frozen=True)
+class Isa:
+    """An instruction set that kernels are built for.
+
+    Attributes:
+        name: one of `config.env.CPU_ISAS`.
+        machine: the processors that have it.
+        flags: what such a processor reports.
+        options: flags that may come with it, each a trait of its own.
+        above: the next lower one of the same machine, which it includes.
+    """
+
+    name: str
+    machine: str
+    flags: frozenset[str]
+    options: frozenset[str]
+    above: str
+
+
+def _isa(name: str, machine: str, flags: str, options: str, above: str) -> Isa:
+    return Isa(name, machine, frozenset(flags.split()), frozenset(options.split()), above)
+
+
+# Lowest first. Below them all is "scalar", which any machine runs.
+ISAS: tuple[Isa, ...] = (
+    _isa("avx2", X86_64, "avx2 fma f16c", "avx_vnni", "scalar"),
+    _isa(
+        "avx512",
+        X86_64,
+        "avx512f avx512bw avx512vl avx512dq",
+        "avx512_vnni avx512_fp16",
+        "avx2",
+    ),
+    _isa("avx512_bf16", X86_64, "avx512_bf16", "", "avx512"),
+    _isa("amx", X86_64, "amx_tile amx_bf16", "amx_int8 amx_fp16", "avx512_bf16"),
+    _isa("neon", AARCH64, "asimd", "asimddp asimdhp i8mm sve sve2", "scalar"),
+    _isa("neon_bf16", AARCH64, "bf16", "svebf16", "neon"),
+)
+
+# macOS: a sysctl name whose value is 1 -> the flag Linux reports for the same thing.
+SYSCTL_FLAGS: dict[str, str] = {
+    "hw.optional.neon": "asimd",
+    "hw.optional.AdvSIMD": "asimd",
+    "hw.optional.arm.AdvSIMD": "asimd",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.arm.FEAT_FP16": "asimdhp",
+}
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A processor that `simulate` knows by name: its highest ISA and its vendor."""
+
+    isa: str
+    vendor: str
+
+
+SIMULATED: dict[str, Simulated] = {
+    "scalar": Simulated("scalar", "intel"),
+    "avx2": Simulated("avx2", "intel"),
+    "avx512": Simulated("avx512", "intel"),
+    "avx512_bf16": Simulated("avx512_bf16", "intel"),
+    "amx": Simulated("amx", "intel"),
+    "zen": Simulated("avx512_bf16", "amd"),
+    "neon": Simulated("neon", "arm"),
+    "neon_bf16": Simulated("neon_bf16", "arm"),
+    "x86_avx2": Simulated("avx2", "intel"),
+    "x86_avx512": Simulated("avx512", "intel"),
+    "x86_amx": Simulated("amx", "intel"),
+    "arm": Simulated("neon", "arm"),
+}
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What the operating system says: `flags` only those that every processor here has."""
+
+    machine: str
+    vendor: str = ""
+    name: str = ""
+    flags: frozenset[str] = frozenset()
+
+
+class Probes(Protocol):
+    """The system accesses that detection needs; tests pass recorded values."""
+
+    def system(self) -> str: ...
+
+    def machine(self) -> str: ...
+
+    def cpuinfo(self) -> str | None: ...
+
+    def sysctl(self) -> str | None: ...
+
+    def meminfo(self) -> str | None: ...
+
+    def cores(self) -> int | None: ...
+
+    def isa_limit(self) -> str | None: ...
+
+
+class SystemProbes:
+    """This machine. Nothing is read before it is asked for."""
+
+    def system(self) -> str:
+        return sys.platform
+
+    def machine(self) -> str:
+        return host.machine()
+
+    def cpuinfo(self) -> str | None:
+        return read_text("/proc/cpuinfo")
+
+    def sysctl(self) -> str | None:
+        try:
+            done = subprocess.run(
+                ["/usr/sbin/sysctl", "hw", "machdep.cpu"],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=10,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout
+
+    def meminfo(self) -> str | None:
+        return read_text("/proc/meminfo")
+
+    def cores(self) -> int | None:
+        """Processors in this process's affinity mask, where there is such a thing."""
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count()
+
+    def isa_limit(self) -> str | None:
+        return read_env().cpu_isa
+
+
+def detect_devices(probes: Probes | None = None) -> tuple[DeviceInfo, ...]:
+    """The processor this process runs on: always one."""
+    return detect(probes).devices
+
+
+def detect(probes: Probes | None = None) -> Detection:
+    """The processor, and what was odd about finding it."""
+    probes = SystemProbes() if probes is None else probes
+    machine = _MACHINES.get(probes.machine().lower(), probes.machine().lower())
+    if probes.system() == "darwin":
+        text = probes.sysctl() or ""
+        processor, memory = parse_sysctl(text, machine), sysctl_memory(text)
+    else:
+        text = probes.cpuinfo() or ""
+        processor, memory = parse_cpuinfo(text, machine), parse_meminfo(probes.meminfo() or "")
+    device = device_of(processor, probes.isa_limit())
+    if not processor.flags and machine != AARCH64:
+        device = replace(device, notes=(*device.notes, _blind_note(machine)))
+    return Detection((replace(device, memory_bytes=memory, cores=probes.cores()),))
+
+
+def simulate(arch: str) -> DeviceInfo:
+    """A processor of the given instruction set that is not here: `amx`, `avx2`, `zen` ...
+
+    Raises UnknownNameError with the known names.
+    """
+    known = SIMULATED.get(arch.strip().lower().replace("-", "_"))
+    if known is None:
+        raise UnknownNameError("processor architecture", arch, SIMULATED)
+    has = [isa for isa in ISAS if isa.name in _with_lower(known.isa)]
+    flags = frozenset().union(*(isa.flags for isa in has))
+    machine = has[0].machine if has else X86_64
+    return replace(device_of(Processor(machine, known.vendor, flags=flags)), simulated=True)
+
+
+def device_of(processor: Processor, limit: str | None = None) -> DeviceInfo:
+    """The device a processor makes: its highest ISA as arch; all it can run, and its vendor.
+
+    `limit` makes it seem as if that were its highest ISA (`ATTNPLAT_CPU_ISA`); ConfigError
+    where the processor does not run it.
+    """
+    usable = usable_isas(processor)
+    notes: tuple[str, ...] = ()
+    if limit is not None and limit != usable[-1]:
+        if limit not in usable:
+            runs = ", ".join(reversed(usable))
+            raise ConfigError(f"ATTNPLAT_CPU_ISA is {limit!r}; this processor runs {runs}")
+        usable = usable[: usable.index(limit) + 1]
+        notes = (f"limited to {limit} by ATTNPLAT_CPU_ISA",)
+    known = frozenset().union(*(i.flags | i.options for i in ISAS if i.name in usable))
+    maker = {processor.vendor} if processor.vendor else set()
+    return DeviceInfo(
+        platform=PlatformName.CPU,
+        arch=usable[-1],
+        traits=frozenset({*usable, *(processor.flags & known), *maker, processor.machine}),
+        name=processor.name,
+        notes=notes,
+    )
+
+
+def usable_isas(processor: Processor) -> tuple[str, ...]:
+    """The instruction sets that kernels may use, lowest first, "scalar" always among them."""
+    usable = ["scalar"]
+    for isa in ISAS:
+        # Every 64-bit ARM processor has NEON, whether or not its flags can be read.
+        has_all = isa.flags <= processor.flags or isa.name == "neon"
+        if has_all and isa.machine == processor.machine and isa.above in usable:
+            usable.append(isa.name)
+    return tuple(usable)
+
+
+def _with_lower(isa: str) -> tuple[str, ...]:
+    """`isa` and every instruction set it includes."""
+    known = next((i for i in ISAS if i.name == isa), None)
+    return (isa,) if known is None else (isa, *_with_lower(known.above))
+
+
+def parse_cpuinfo(text: str, machine: str) -> Processor:
+    """The processor that `/proc/cpuinfo` describes, on x86-64 and ARM.
+
+    A machine may mix processors: only flags that all of them report are kept.
+    """
+    lists = {frozenset(value.split()) for value in _values(text, "flags", "Features")}
+    vendors = _values(text, "vendor_id")
+    names = _values(text, "model name", "Hardware")
+    return Processor(
+        machine=machine,
+        vendor=_vendor(vendors[0] if vendors else "", machine),
+        name=names[0] if names else "",
+        flags=frozenset.intersection(*lists) if lists else frozenset(),
+    )
+
+
+def parse_sysctl(text: str, machine: str) -> Processor:
+    """The processor that macOS's `sysctl hw machdep.cpu` describes."""
+    values = _sysctl_values(text)
+    flags = {flag for name, flag in SYSCTL_FLAGS.items() if values.get(name) == "1"}
+    for name in ("machdep.cpu.features", "machdep.cpu.leaf7_features"):
+        flags |= {flag.lower() for flag in values.get(name, "").split()}
+    return Processor(
+        machine=machine,
+        vendor=_vendor(values.get("machdep.cpu.vendor", ""), machine),
+        name=values.get("machdep.cpu.brand_string", ""),
+        flags=frozenset(flags),
+    )
+
+
+def sysctl_memory(text: str) -> int | None:
+    """Total memory in bytes."""
+    value = _sysctl_values(text).get("hw.memsize", "")
+    return int(value) if value.isascii() and value.isdigit() else None
+
+
+def parse_meminfo(text: str) -> int | None:
+    """Total memory in bytes, from `/proc/meminfo`."""
+    match = re.search(r"^MemTotal:\s*([0-9]+) kB", text, re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else None
+
+
+def _values(text: str, *names: str) -> list[str]:
+    """The values of every line of one of `names`, in order."""
+    found = []
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() in names:
+            found.append(value.strip())
+    return found
+
+
+def _sysctl_values(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, colon, value in pairs if colon}
+
+
+def _vendor(text: str, machine: str) -> str:
+    return "arm" if machine == AARCH64 else _VENDORS.get(text, "")
+
+
+def _blind_note(machine: str) -> str:
+    if machine == X86_64:
+        return "the operating system does not tell what the processor can execute"
+    return f"{machine} processors have no kernels of their own here"

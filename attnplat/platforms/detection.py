@@ -1,0 +1,185 @@
+"""What the platforms' detectors share: their result, device lists, and asking torch.
+
+Detectors are pure functions of a `probes` object with the few system accesses they need, so
+recorded values can be passed in. Nothing here is done at import.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnplat.platforms.device import DeviceInfo
+
+
+@dataclass(frozen=True)
+class Detection:
+    """The devices of one platform, and what was odd that belongs to no single device."""
+
+    devices: tuple[DeviceInfo, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Ordinals of the devices a process may see, in its own order; `note` says what was lost."""
+
+    ordinals: tuple[int, ...]
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class TorchDevice:
+    """One GPU as torch describes it. `gcn_arch` is set on AMD only."""
+
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    gcn_arch: str | None = None
+
+
+@dataclass(frozen=True)
+class TorchReading:
+    """What torch sees: the devices left after its own reading of the visible-device lists.
+
+    `vendor` is "cuda" or "rocm" by the build of torch; `failure` says why nothing is known.
+    """
+
+    vendor: str | None = None
+    devices: tuple[TorchDevice, ...] = ()
+    failure: str | None = None
+
+
+NOT_ASKED = TorchReading(failure="torch was not asked")
+
+
+def read_text(path: str | Path) -> str | None:
+    """The text of a (pseudo) file, or None where it is missing or may not be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return None
+
+
+def visible_devices(variable: str, text: str | None, uuids: Sequence[str]) -> Visible:
+    """Which of the devices with `uuids` a process sees under `variable=text`.
+
+    Reads the list as CUDA does: indices or unique prefixes of UUIDs; the first item that
+    names no device ends the list; an item given twice hides every device; unset shows all.
+    """
+    if text is None:
+        return Visible(tuple(range(len(uuids))))
+    items = [item.strip() for item in text.split(",")]
+    by_uuid = items[0][:4] in ("GPU-", "MIG-")
+    prefix = items[0][:4]
+    seen: list[int] = []
+    for item in items:
+        if by_uuid:
+            ordinal = _by_uuid(item, uuids) if item.startswith(prefix) else None
+        else:
+            ordinal = _by_index(item, len(uuids))
+        if ordinal is None:
+            return Visible(tuple(seen), _lost_note(variable, text, item))
+        if ordinal in seen:
+            return Visible((), f"{variable}={text!r} names a device twice, which hides them all")
+        seen.append(ordinal)
+    return Visible(tuple(seen))
+
+
+def _by_index(item: str, count: int) -> int | None:
+    # Like strtoul: "1gpu" is 1.
+    match = re.match(r"\+?([0-9]{1,9})", item)
+    if match is None:
+        return None
+    ordinal = int(match.group(1))
+    return ordinal if ordinal < count else None
+
+
+def _by_uuid(item: str, uuids: Sequence[str]) -> int | None:
+    matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(item)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _lost_note(variable: str, text: str, item: str) -> str | None:
+    """None for the usual ways of hiding every device: an empty list, and -1 at its end."""
+    if item == "" or re.fullmatch(r"-[0-9]+", item):
+        return None
+    return f"{variable}={text!r}: {item!r} names no device here; it and what follows is ignored"
+
+
+# Run in a process of its own: torch's device properties create a context on the device.
+_TORCH_SCRIPT = """
+import json, torch
+vendor = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else None
+found = []
+if vendor and torch.cuda.is_available():
+    for i in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(i)
+        arch = getattr(p, "gcnArchName", None) if vendor == "rocm" else None
+        found.append([p.name, [p.major, p.minor], p.total_memory, arch])
+print("attnplat-torch:" + json.dumps({"vendor": vendor, "devices": found}))
+"""
+_MARK = "attnplat-torch:"
+
+
+@dataclass(frozen=True)
+class PythonRun:
+    """How a Python program in a process of its own ended: its output, or why there is none."""
+
+    output: str = ""
+    failure: str | None = None
+
+
+def run_python(script: str, timeout_s: float, python: str = sys.executable) -> PythonRun:
+    """Run `script` in a fresh Python process, without the working directory on its path.
+
+    Survives whatever the script does: exceptions, aborts, and running past `timeout_s`.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", script],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return PythonRun(failure=f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return PythonRun(failure=f"{python!r} cannot be started: {error}")
+    if done.returncode < 0:
+        return PythonRun(done.stdout, f"killed by signal {-done.returncode}")
+    if done.returncode > 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        last = lines[-1] if lines else "no message"
+        return PythonRun(done.stdout, f"exit code {done.returncode}: {last}")
+    return PythonRun(done.stdout)
+
+
+def ask_torch(timeout_s: float = 60.0) -> TorchReading:
+    """What torch sees, asked in a process of its own so that none of this one's state changes."""
+    run = run_python(_TORCH_SCRIPT, timeout_s)
+    return parse_torch_output(run.output, run.failure)
+
+
+def parse_torch_output(output: str, failure: str | None = None) -> TorchReading:
+    """The reading in the script's output; whatever else torch's import printed is skipped."""
+    for line in reversed(output.splitlines()):
+        if line.startswith(_MARK):
+            return _torch_reading(json.loads(line.removeprefix(_MARK)))
+    return TorchReading(failure=failure or "torch printed no answer")
+
+
+def _torch_reading(answer: dict[str, Any]) -> TorchReading:
+    devices = tuple(
+        TorchDevice(name, (capability[0], capability[1]), memory, arch)
+        for name, capability, memory, arch in answer["devices"]
+    )
+    return TorchReading(answer["vendor"], devices)

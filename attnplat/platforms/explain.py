@@ -1,0 +1,130 @@
+"""A Selection in words: the choice, why, why not the others, and the nearest fix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnplat.backends.backend import MARK_MEANINGS, Backend, Mark, Rejection
+from attnplat.config.layer import LayerConfig
+
+if TYPE_CHECKING:
+    from attnplat.platforms.selection import Selection
+
+# A backend that fails on one of these has nothing more to say that would help.
+_DECISIVE = ("operation", "platform")
+
+
+def describe(config: LayerConfig) -> str:
+    """One line on what the layer asks for: `mha, head_size 128, bfloat16, 32/8 heads, sinks`."""
+    words = [str(config.operation)]
+    attn_type = getattr(config, "attn_type", None)
+    if attn_type not in (None, "decoder"):
+        words.append(str(attn_type))
+    words += [f"head_size {config.head_size}", str(config.dtype)]
+    if config.num_heads is not None:
+        kv = f"/{config.num_kv_heads}" if config.num_kv_heads is not None else ""
+        words.append(f"{config.num_heads}{kv} heads")
+    if config.has_kv_cache and config.kv_cache_dtype not in (None, "auto"):
+        words.append(f"kv_cache_dtype {config.kv_cache_dtype}")
+    if config.block_size is not None:
+        words.append(f"block_size {config.block_size}")
+    words += sorted(config.needs)
+    prefix = f"{config.label}: " if config.label else ""
+    return prefix + ", ".join(words)
+
+
+def explain(selection: Selection) -> str:
+    """The decision and every reason, several lines."""
+    lines = [f"{describe(selection.config)}", f"  on {_where(selection)}"]
+    chosen = selection.chosen
+    if chosen is None:
+        return "\n".join([*lines, *("  " + line for line in failure(selection).splitlines())])
+    lines.append(f"  -> {chosen.name} [{chosen.mark}] {chosen.summary}")
+    lines.append(f"     because {_why(selection)}")
+    lines += _ranks_below(selection)
+    lines += [f"     {part}: {_part_line(sel)}" for part, sel in selection.parts.items()]
+    for name in sorted(selection.unread):
+        lines.append(f"     note: {name} is set and {chosen.name} does not read it")
+    if selection.rejections:
+        lines.append("  refused:")
+        lines += [f"    {line}" for line in _reasons(selection)]
+    return "\n".join(lines)
+
+
+def failure(selection: Selection) -> str:
+    """Why nothing fits: the one constraint first, every reason, and the nearest fix."""
+    where = _where(selection)
+    what = describe(selection.config)
+    if selection.requested is not None and not selection.accepted:
+        by = selection.requested_by
+        head = f"{selection.requested} (asked for by the {by}) does not fit {what} on {where}"
+    elif selection.accepted:
+        broken = [p for p, sel in selection.parts.items() if not sel.ok]
+        head = f"no backend for the {', '.join(broken)} part of {what} on {where}"
+    elif not selection.candidates:
+        head = f"no backend on {where} serves {what}"
+    else:
+        head = f"no backend fits {what} on {where}"
+    lines = [head + _killer(selection)]
+    lines += [f"  {line}" for line in _reasons(selection)]
+    for part, sel in selection.parts.items():
+        if not sel.ok:
+            lines += [f"  {part}: {line}" for line in _reasons(sel) or ["no candidate"]]
+    lines += [f"  nearest: {line}" for line in selection.fixes]
+    return "\n".join(lines)
+
+
+def why_all_refused(selection: Selection) -> str | None:
+    """The one subject that every candidate was refused for, or None."""
+    if not selection.rejections or selection.accepted:
+        return None
+    subjects = [{(r.kind, r.subject) for r in rs} for rs in selection.rejections.values()]
+    common = set.intersection(*subjects)
+    return min(subject for _, subject in common) if common else None
+
+
+def _killer(selection: Selection) -> str:
+    subject = why_all_refused(selection)
+    if subject is None or selection.requested is not None or len(selection.rejections) < 2:
+        return ""
+    return f": {subject} rules out every candidate"
+
+
+def _where(selection: Selection) -> str:
+    device, inventory = selection.world.device, selection.world.inventory
+    assumed = f", packages assumed: {inventory.profile}" if inventory.profile else ""
+    return f"{device.platform}:{device.arch}" + (f" (simulated{assumed})" if device.simulated else "")
+
+
+def _why(selection: Selection) -> str:
+    if selection.requested is not None:
+        return f"the {selection.requested_by} asked for it"
+    assert selection.row is not None
+    return selection.row.because
+
+
+def _ranks_below(selection: Selection) -> list[str]:
+    others = [f"{b.name} [{b.mark}]" for b in selection.accepted[1:]]
+    lines = [f"     then {', '.join(others)}"] if others else []
+    first, usable = selection.accepted[0], _first_with_adapter(selection)
+    if first.mark == Mark.KNOWN:
+        would = f"until then attnplat runs {usable.name}" if usable else "nothing runs it yet"
+        lines.append(f"     [{Mark.KNOWN}] {MARK_MEANINGS[Mark.KNOWN]}; {would}")
+    return lines
+
+
+def _first_with_adapter(selection: Selection) -> Backend | None:
+    return next((b for b in selection.accepted if b.loads is not None), None)
+
+
+def _part_line(part: Selection) -> str:
+    chosen = part.chosen
+    return f"{chosen.name} [{chosen.mark}]" if chosen else "none"
+
+
+def _reasons(selection: Selection) -> list[str]:
+    lines = []
+    for reasons in selection.rejections.values():
+        decisive: tuple[Rejection, ...] = tuple(r for r in reasons if r.kind in _DECISIVE)[:1]
+        lines += [str(reason) for reason in decisive or reasons]
+    return lines

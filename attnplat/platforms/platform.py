@@ -1,0 +1,130 @@
+"""A platform: a probe plus two tables, bound to one device, what is installed, and wishes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from attnplat.backends.backend import Mark
+from attnplat.config.attention import AttentionConfig
+from attnplat.config.layer import LayerConfig
+from attnplat.config.run import RunContext
+from attnplat.errors import NoBackendError, SimulatedDeviceError
+from attnplat.platforms.device import DeviceInfo
+from attnplat.platforms.inventory import Inventory
+from attnplat.platforms.selection import Selection, Tables, select
+from attnplat.platforms.world import World
+
+if TYPE_CHECKING:
+    from attnplat.backends.interface import AttentionImpl
+
+log = logging.getLogger("attnplat")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """One device of one platform: asks the tables, and loads what they choose.
+
+    Attributes:
+        device: the device, real or simulated.
+        inventory: what is installed, or assumed for a simulated device.
+        tables: the platform's facts and taste.
+        wishes: the attention config that applies when a call gives none.
+        run: facts about the run that apply when a call gives none.
+    """
+
+    device: DeviceInfo
+    inventory: Inventory
+    tables: Tables
+    wishes: AttentionConfig = AttentionConfig()
+    run: RunContext = RunContext()
+
+    @property
+    def name(self) -> str:
+        """`cuda`, `rocm`, `cpu`, or a plugin's name."""
+        return str(self.device.platform)
+
+    @property
+    def torch_device(self) -> str:
+        """The device's name in torch; AMD's devices are called `cuda` there too."""
+        return "cpu" if self.name == "cpu" else f"cuda:{self.device.index}"
+
+    def world(
+        self, attention: AttentionConfig | None = None, run: RunContext | None = None
+    ) -> World:
+        """Everything a choice on this device depends on; `attention` beats the own wishes."""
+        wishes = self.wishes if attention is None else attention.merged_over(self.wishes)
+        return World(self.device, self.inventory, run or self.run, wishes)
+
+    def select(
+        self,
+        config: LayerConfig,
+        attention: AttentionConfig | None = None,
+        world: World | None = None,
+        *,
+        run: RunContext | None = None,
+        allow_reference: bool = False,
+    ) -> Selection:
+        """Decide for one layer, with every reason. Pure; works for simulated devices.
+
+        Args:
+            config: what the layer asks for.
+            attention: the user's wishes, over the platform's own.
+            world: the whole world instead, for those who keep their own.
+            run: facts about the run.
+            allow_reference: let REFERENCE be chosen automatically on an accelerator.
+        """
+        if world is None:
+            world = self.world(attention, run)
+        elif attention is not None:
+            world = world.replace(wishes=attention)
+        return select(self.tables, config, world, allow_reference=allow_reference)
+
+    def get_attn_backend(
+        self,
+        config: LayerConfig,
+        attention: AttentionConfig | None = None,
+        *,
+        run: RunContext | None = None,
+        allow_reference: bool = False,
+    ) -> type[AttentionImpl]:
+        """Select, then load the implementation of the first accepted backend.
+
+        Raises:
+            NoBackendError: nothing fits; carries the Selection with every reason.
+            SimulatedDeviceError: the device is not here; `select()` answers for it.
+        """
+        selection = self.select(config, attention, run=run, allow_reference=allow_reference)
+        chosen = selection.chosen
+        if chosen is None:
+            raise NoBackendError(selection)
+        if self.device.simulated:
+            raise SimulatedDeviceError(
+                f"{self.device} is simulated: {chosen.name} would be chosen and cannot run here; "
+                "use select(config) for the decision, or current_platform() for this machine"
+            )
+        log_choice(selection)
+        return chosen.load()
+
+    def mark(self, name: str, operation: Any) -> Mark | None:
+        """How far the claims of a backend have been proven."""
+        backend = self.tables.find(name, operation)
+        return backend.mark if backend else None
+
+    def replace(self, **changes: Any) -> Platform:
+        """A copy with the given parts changed."""
+        return replace(self, **changes)
+
+
+def log_choice(selection: Selection) -> None:
+    """One INFO line on what was chosen and why; a WARNING where it is the last resort."""
+    chosen = selection.chosen
+    assert chosen is not None
+    because = (
+        f"the {selection.requested_by} asked for it"
+        if selection.requested is not None
+        else selection.row.because  # type: ignore[union-attr]
+    )
+    level = logging.WARNING if chosen.last_resort and not selection.requested else logging.INFO
+    log.log(level, "%s for %s: %s", chosen.name, selection.config.operation, because)

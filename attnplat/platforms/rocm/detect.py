@@ -1,0 +1,332 @@
+"""AMD devices: what the kernel's KFD topology says, as `DeviceInfo` values.
+
+The topology is text under sysfs; reading it loads no library and creates no context.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from attnplat.config.env import DriverEnvironment, read_driver_env
+from attnplat.errors import UnknownNameError
+from attnplat.platforms.detection import (
+    NOT_ASKED,
+    Detection,
+    TorchReading,
+    ask_torch,
+    read_text,
+    visible_devices,
+)
+from attnplat.platforms.device import DeviceInfo, PlatformName
+
+AMD_VENDOR_ID = 0x1002
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+DRM = "/sys/class/drm"
+
+_CDNA = ("cdna", "mfma", "bf16", "wave64")
+_CDNA3 = (*_CDNA, "cdna3", "fp8", "fp8_fnuz")
+_RDNA = ("rdna", "wave32")
+_RDNA3 = (*_RDNA, "rdna3", "wmma", "bf16")
+_RDNA4 = (*_RDNA, "rdna4", "wmma", "bf16", "fp8", "fp8_ocp")
+
+# Architecture -> traits. `fp8_fnuz` and `fp8_ocp` are the two 8-bit encodings; `mxfp4` is a
+# block-scaled matrix instruction; `mi3xx` are the parts that share tuned kernels.
+ARCHES: dict[str, tuple[str, ...]] = {
+    "gfx900": ("gcn5", "wave64"),
+    "gfx906": ("gcn5", "wave64"),
+    "gfx90c": ("gcn5", "wave64", "integrated"),
+    "gfx908": (*_CDNA, "cdna1"),
+    "gfx90a": (*_CDNA, "cdna2"),
+    "gfx940": _CDNA3,
+    "gfx941": _CDNA3,
+    "gfx942": (*_CDNA3, "mi3xx"),
+    "gfx950": (*_CDNA, "cdna4", "fp8", "fp8_ocp", "mxfp4", "mi3xx"),
+    "gfx1010": (*_RDNA, "rdna1"),
+    "gfx1011": (*_RDNA, "rdna1"),
+    "gfx1012": (*_RDNA, "rdna1"),
+    "gfx1030": (*_RDNA, "rdna2"),
+    "gfx1031": (*_RDNA, "rdna2"),
+    "gfx1032": (*_RDNA, "rdna2"),
+    "gfx1034": (*_RDNA, "rdna2"),
+    "gfx1035": (*_RDNA, "rdna2", "integrated"),
+    "gfx1036": (*_RDNA, "rdna2", "integrated"),
+    "gfx1100": _RDNA3,
+    "gfx1101": _RDNA3,
+    "gfx1102": _RDNA3,
+    "gfx1103": (*_RDNA3, "integrated"),
+    "gfx1150": (*_RDNA3, "integrated"),
+    "gfx1151": (*_RDNA3, "integrated"),
+    "gfx1152": (*_RDNA3, "integrated"),
+    "gfx1153": (*_RDNA3, "integrated"),
+    "gfx1200": _RDNA4,
+    "gfx1201": _RDNA4,
+    # The fifth CDNA generation multiplies with RDNA's wave size and instruction names.
+    "gfx1250": ("cdna", "cdna5", "wmma", "bf16", "wave32", "fp8", "fp8_ocp", "mxfp4"),
+}
+
+_GFX = re.compile(r"(gfx([0-9]{1,2})[0-9a-f][0-9a-f])(?::[a-z0-9]+[+-])*")
+_OLDEST_MAJOR = 9
+
+
+@dataclass(frozen=True)
+class KfdNode:
+    """The texts of one node of the KFD topology; None where a file may not be read."""
+
+    number: int
+    properties: str | None
+    memory_banks: tuple[str, ...] = ()
+    product_name: str | None = None
+
+
+class Probes(Protocol):
+    """The system accesses that detection needs; tests pass recorded values."""
+
+    @property
+    def environment(self) -> DriverEnvironment: ...
+
+    def kfd_nodes(self) -> tuple[KfdNode, ...]: ...
+
+    def kfd_opens(self) -> bool: ...
+
+    def wsl_device(self) -> bool: ...
+
+    def torch(self) -> TorchReading: ...
+
+
+class SystemProbes:
+    """This machine. Nothing is read before it is asked for."""
+
+    def __init__(self, nodes: str | Path = KFD_NODES, drm: str | Path = DRM) -> None:
+        self._nodes, self._drm = Path(nodes), Path(drm)
+
+    @cached_property
+    def environment(self) -> DriverEnvironment:
+        return read_driver_env()
+
+    def kfd_nodes(self) -> tuple[KfdNode, ...]:
+        return read_kfd_nodes(self._nodes, self._drm)
+
+    def kfd_opens(self) -> bool:
+        return os.access("/dev/kfd", os.R_OK | os.W_OK)
+
+    def wsl_device(self) -> bool:
+        return Path("/dev/dxg").exists() and Path("/opt/rocm").exists()
+
+    def torch(self) -> TorchReading:
+        return ask_torch()
+
+
+def detect_devices(probes: Probes | None = None) -> tuple[DeviceInfo, ...]:
+    """The AMD devices that this process may use, in its order."""
+    return detect(probes).devices
+
+
+def detect(probes: Probes | None = None, *, may_ask_torch: bool = False) -> Detection:
+    """The devices, and what was odd about finding them.
+
+    Args:
+        probes: the system accesses; this machine's when left out.
+        may_ask_torch: under Windows' Linux subsystem, which has no KFD, start a process that
+            asks torch (seconds of time). Otherwise a note says what would help.
+    """
+    probes = SystemProbes() if probes is None else probes
+    nodes = probes.kfd_nodes()
+    found = [device for node in nodes if (device := parse_node(node)) is not None]
+    if not found:
+        closed = [str(node.number) for node in nodes if node.properties is None]
+        if closed:
+            return Detection(notes=(f"KFD nodes {', '.join(closed)} may not be read",))
+        return _from_wsl(probes, may_ask_torch) if probes.wsl_device() else Detection()
+    if not probes.kfd_opens():
+        note = (
+            f"{len(found)} AMD devices are here, but /dev/kfd cannot be opened: pass the device "
+            "to the container, or add the user to the groups render and video"
+        )
+        return Detection(notes=(note,))
+    return _visible(found, probes.environment)
+
+
+def simulate(arch: str) -> DeviceInfo:
+    """A device of `arch` (`gfx950`, `gfx942:sramecc+:xnack-` ...) that nobody has seen here.
+
+    Raises UnknownNameError for what is no AMD architecture; a number that is not known yet
+    gets only what its generation is known to have.
+    """
+    name = parse_arch(arch)
+    if name is None:
+        raise UnknownNameError("AMD architecture", arch, ARCHES)
+    return _device(name, simulated=True)
+
+
+def parse_arch(text: str) -> str | None:
+    """`gfx942` for `gfx942:sramecc+:xnack-`; None if `text` names no architecture."""
+    match = _GFX.fullmatch(text.strip().lower())
+    if match is None or int(match.group(2)) < _OLDEST_MAJOR:
+        return None
+    return match.group(1)
+
+
+def gfx_name(target_version: int) -> str | None:
+    """The architecture that KFD's `gfx_target_version` encodes: 90010 is gfx90a, 0 is none.
+
+    Decimal major * 10000 + minor * 100 + stepping; the last two are written in hexadecimal.
+    """
+    major, minor, stepping = (
+        target_version // 10000,
+        target_version // 100 % 100,
+        target_version % 100,
+    )
+    if major < _OLDEST_MAJOR or minor > 15 or stepping > 15:
+        return None
+    return f"gfx{major}{minor:x}{stepping:x}"
+
+
+def traits_of(arch: str) -> frozenset[str]:
+    """What a device of this architecture can do, by name."""
+    if arch in ARCHES:
+        return frozenset(ARCHES[arch])
+    match = _GFX.fullmatch(arch)
+    major = int(match.group(2)) if match else 0
+    if major == 11:
+        return frozenset(_RDNA3)
+    return frozenset(_RDNA) if major in (10, 12) else frozenset()
+
+
+def parse_properties(text: str) -> dict[str, int]:
+    """The `name value` lines of a KFD properties file; other lines are skipped."""
+    values = {}
+    for line in text.splitlines():
+        parts = line.split()
+        if len(parts) == 2 and parts[1].isascii() and parts[1].isdigit():
+            values[parts[0]] = int(parts[1])
+    return values
+
+
+@dataclass(frozen=True)
+class KfdDevice:
+    """What one GPU node says."""
+
+    arch: str
+    uuid: str
+    name: str
+    memory_bytes: int | None
+
+
+def parse_node(node: KfdNode) -> KfdDevice | None:
+    """The GPU that a node describes, or None for a processor or another vendor's device."""
+    values = parse_properties(node.properties or "")
+    if not values.get("simd_count") or values.get("vendor_id", AMD_VENDOR_ID) != AMD_VENDOR_ID:
+        return None
+    arch = gfx_name(values.get("gfx_target_version", 0))
+    if arch is None:
+        return None
+    banks = [parse_properties(bank) for bank in node.memory_banks]
+    # Heap types 1 and 2 are the device's own memory, visible to the host or not.
+    sizes = [
+        b["size_in_bytes"] for b in banks if b.get("heap_type") in (1, 2) and "size_in_bytes" in b
+    ]
+    unique = values.get("unique_id", 0)
+    return KfdDevice(
+        arch=arch,
+        uuid=f"GPU-{unique:016x}" if unique else "",
+        name=(node.product_name or "").strip(),
+        memory_bytes=sum(sizes) or None,
+    )
+
+
+def read_kfd_nodes(nodes: Path, drm: Path) -> tuple[KfdNode, ...]:
+    """The nodes under `nodes`, by number, with product names from `drm`; none without a KFD."""
+    try:
+        folders = [p for p in nodes.iterdir() if p.name.isdigit()]
+    except OSError:
+        return ()
+    return tuple(_read_node(folder, drm) for folder in sorted(folders, key=lambda p: int(p.name)))
+
+
+def _read_node(folder: Path, drm: Path) -> KfdNode:
+    properties = read_text(folder / "properties")
+    if properties is None:
+        return KfdNode(int(folder.name), None)
+    banks = sorted(folder.glob("mem_banks/*/properties"))
+    minor = parse_properties(properties).get("drm_render_minor", 0)
+    product = read_text(drm / f"renderD{minor}" / "device" / "product_name") if minor else None
+    texts = tuple(text for bank in banks if (text := read_text(bank)) is not None)
+    return KfdNode(int(folder.name), properties, texts, product)
+
+
+def _visible(found: Sequence[KfdDevice], environment: DriverEnvironment) -> Detection:
+    """ROCr hides devices first; HIP's list then counts what is left."""
+    uuids = [device.uuid for device in found]
+    by_rocr = visible_devices("ROCR_VISIBLE_DEVICES", environment.rocr_visible_devices, uuids)
+    left = [found[i] for i in by_rocr.ordinals]
+    variable, listed = "HIP_VISIBLE_DEVICES", environment.hip_visible_devices
+    if listed is None:  # HIP takes NVIDIA's spelling where its own is unset
+        variable, listed = "CUDA_VISIBLE_DEVICES", environment.cuda_visible_devices
+    by_hip = visible_devices(variable, listed, [device.uuid for device in left])
+    override = environment.hsa_override_gfx_version
+    devices = [_real(left[i], override) for i in by_hip.ordinals]
+    return Detection(
+        tuple(replace(d, index=i) for i, d in enumerate(devices)),
+        tuple(note for note in (by_rocr.note, by_hip.note) if note),
+    )
+
+
+def _real(found: KfdDevice, override: str | None) -> DeviceInfo:
+    forced = parse_override(override) if override else None
+    if forced is None or forced == found.arch:
+        return _device(found.arch, found.name, found.memory_bytes)
+    device = _device(forced, found.name, found.memory_bytes)
+    note = f"HSA_OVERRIDE_GFX_VERSION={override} makes a {found.arch} pass for a {forced}"
+    return replace(device, notes=(*device.notes, note))
+
+
+def parse_override(text: str) -> str | None:
+    """The architecture that `HSA_OVERRIDE_GFX_VERSION` names: `10.3.0` is gfx1030."""
+    match = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})\.([0-9]{1,2})", text.strip())
+    if match is None:
+        return None
+    major, minor, stepping = (int(part) for part in match.groups())
+    return gfx_name(major * 10000 + minor * 100 + stepping)
+
+
+def _from_wsl(probes: Probes, may_ask_torch: bool) -> Detection:
+    asked = probes.torch() if may_ask_torch else NOT_ASKED
+    why = "Windows' Linux subsystem shows no KFD topology"
+    if asked.vendor != PlatformName.ROCM or not asked.devices:
+        told = asked.failure or "torch sees no AMD device either"
+        return Detection(notes=(f"ROCm is here, but {why}; {told}",))
+    note = f"found by torch in a process of its own, because {why}"
+    devices = [
+        _device(arch, d.name, d.memory_bytes)
+        for d in asked.devices
+        if (arch := parse_arch(d.gcn_arch or "")) is not None
+    ]
+    return Detection(
+        tuple(replace(d, index=i, notes=(*d.notes, note)) for i, d in enumerate(devices))
+    )
+
+
+def _device(
+    arch: str, name: str = "", memory_bytes: int | None = None, simulated: bool = False
+) -> DeviceInfo:
+    notes: tuple[str, ...] = ()
+    if arch not in ARCHES:
+        notes = (
+            f"{arch} is not an architecture that attnplat knows; "
+            "only what its generation is known to have is assumed",
+        )
+    return DeviceInfo(
+        platform=PlatformName.ROCM,
+        arch=arch,
+        traits=traits_of(arch),
+        name=name,
+        memory_bytes=memory_bytes,
+        simulated=simulated,
+        notes=notes,
+    )

@@ -1,0 +1,38 @@
+"""Everything a choice may depend on, passed in as one frozen value. Nothing else is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from attnplat.config.attention import AttentionConfig
+from attnplat.config.names import Feature
+from attnplat.config.run import RunContext
+from attnplat.platforms.device import DeviceInfo
+from attnplat.platforms.inventory import Inventory
+
+
+@dataclass(frozen=True)
+class World:
+    """A device, what is installed beside it, the run, and the user's wishes.
+
+    Attributes:
+        device: the device the layer would run on, real or simulated.
+        inventory: packages, their usable features, and switches.
+        run: what is true of the whole run.
+        wishes: the user's attention config.
+    """
+
+    device: DeviceInfo
+    inventory: Inventory
+    run: RunContext = RunContext()
+    wishes: AttentionConfig = AttentionConfig()
+    run_needs: frozenset[Feature] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Derived once: every backend of every layer is asked against it.
+        object.__setattr__(self, "run_needs", self.run.needs)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with the given parts changed."""
+        return replace(self, **changes)

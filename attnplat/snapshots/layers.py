@@ -1,0 +1,108 @@
+"""A recorded selection case as attnplat's own values: config, run, wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnplat.config.attention import AttentionConfig
+from attnplat.config.layer import BlockSparseConfig, LayerConfig, MhaConfig, MlaConfig
+from attnplat.config.layer import SparseMlaConfig
+from attnplat.config.names import Feature
+from attnplat.config.run import RunContext
+
+# Flags of the recorded schema that only say something of ordinary attention; a latent or
+# block-sparse layer that carries one asks for a feature that its own config has no field for.
+_FLAG_FEATURES = {
+    "use_mm_prefix": Feature.MM_PREFIX,
+    "use_per_head_quant_scales": Feature.PER_HEAD_QUANT_SCALES,
+    "use_rswa": Feature.RSWA,
+}
+_DEFAULT_WINDOW = (127, -1)
+_RSWA_WINDOW = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer to select for, in attnplat's values."""
+
+    config: LayerConfig
+    run: RunContext
+    wishes: AttentionConfig
+
+
+def case_of(row: Mapping[str, Any]) -> Case:
+    """The case of a row of the selection table."""
+    recorded, context = row["config"], row.get("context")
+    return Case(_config(recorded, context or {}), _run(recorded, context), _wishes(row))
+
+
+def _config(recorded: Mapping[str, Any], context: Mapping[str, Any]) -> LayerConfig:
+    also = {f for flag, f in _FLAG_FEATURES.items() if recorded.get(flag)}
+    if recorded["use_non_causal"]:
+        also.add(Feature.NON_CAUSAL)
+    common: dict[str, Any] = {
+        "head_size": recorded["head_size"],
+        "dtype": recorded["dtype"],
+        "kv_cache_dtype": recorded["kv_cache_dtype"],
+        "block_size": recorded["block_size"],
+        "num_heads": recorded.get("num_heads"),
+        "num_kv_heads": context.get("num_kv_heads"),
+        "sliding_window": _DEFAULT_WINDOW if recorded["has_sliding_window"] else (-1, -1),
+        "sinks": recorded["has_sink"],
+        "also_needs": frozenset(also),
+    }
+    if recorded["use_mla"]:
+        cls = SparseMlaConfig if recorded["use_sparse"] else MlaConfig
+        dims = _dims(recorded["head_size"], context.get("mla") or {})
+        return cls(**common, **dims, attn_type=recorded["attn_type"])
+    if recorded["use_sparse"]:
+        return BlockSparseConfig(**common)
+    return MhaConfig(**common, attn_type=recorded["attn_type"])
+
+
+def _dims(head_size: int, mla: Mapping[str, Any]) -> dict[str, Any]:
+    dims = {
+        "qk_nope_head_dim": mla.get("qk_nope_head_dim"),
+        "qk_rope_head_dim": mla.get("qk_rope_head_dim"),
+        "kv_lora_rank": mla.get("kv_lora_rank"),
+        "v_head_size": mla.get("v_head_dim"),
+        "index_topk": mla.get("index_topk"),
+    }
+    lora, rope = dims["kv_lora_rank"], dims["qk_rope_head_dim"]
+    if lora is not None and rope is not None and lora + rope != head_size:
+        dims["kv_lora_rank"] = None  # recorded grids vary head_size alone
+    return dims
+
+
+def _run(recorded: Mapping[str, Any], context: Mapping[str, Any] | None) -> RunContext:
+    model: dict[str, Any] = {}
+    if context is not None:
+        model = {
+            "model_head_size": context.get("model_head_size") or recorded["head_size"],
+            "model_attn_type": context.get("model_attn_type"),
+            "model_soft_cap": context.get("softcap"),
+            "is_diffusion": context.get("is_diffusion"),
+            "uses_mm_prefix": recorded["use_mm_prefix"],
+            "rswa_window": _RSWA_WINDOW if recorded["use_rswa"] else None,
+        }
+    return RunContext(
+        **model,
+        run_kv_cache_dtype=(context or {}).get("run_kv_cache_dtype") or recorded["kv_cache_dtype"],
+        dcp_size=2 if recorded["use_dcp"] else 1,
+        pcp_size=2 if recorded["use_pcp"] else 1,
+        kv_connector=recorded["use_kv_connector"],
+        batch_invariant=recorded["use_batch_invariant"],
+        adaptive_verification=recorded["use_adaptive_verification"],
+    )
+
+
+def _wishes(row: Mapping[str, Any]) -> AttentionConfig:
+    context = row.get("context") or {}
+    return AttentionConfig(
+        backend=row["requested"],
+        flash_attn_version=context.get("flash_attn_version"),
+        use_trtllm_attention=context.get("use_trtllm_attention"),
+        use_non_causal=row["config"]["use_non_causal"],
+    )
