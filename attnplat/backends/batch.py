@@ -238,9 +238,11 @@ class Batch:
                     f"batch.{name} depends on several query rows at once; expand_rows() takes "
                     "batches without it"
                 )
+        if self.num_reqs == 0:
+            return self.padded(1, self.num_tokens).expand_rows()
         row = torch.arange(self.num_tokens, device=self.device)
         start, real = self.query_start_loc.long(), self.query_start_loc[-1]
-        old = torch.searchsorted(start[1:], row, right=True).clamp_(max=max(self.num_reqs - 1, 0))
+        old = torch.searchsorted(start[1:], row, right=True).clamp_(max=self.num_reqs - 1)
         after = start[1:][old] - row - 1
         lens = torch.where(row < real, self.seq_lens[old] - after, 0).to(_INT)
         old = torch.where(row < real, old, 0)
@@ -338,19 +340,19 @@ class Batch:
     def csr(self, pages: PageTable) -> PageCsr:
         """The page table as compressed rows. Needs exact host lengths."""
         lengths = self.host_lengths()
-        counts = [-(-n // pages.block_size) for n in lengths.seq_lens]
-        wide = torch.tensor([0, *accumulate(counts)], dtype=_INT)
-        first = pages.first_block
-        column = torch.arange(pages.block_table.shape[1], device=self.device)
-        logical = column[None] + (0 if first is None else first[:, None])
-        live = logical < torch.tensor(counts, device=self.device)[:, None]
-        if first is not None:
-            wide = torch.cat([wide[:1], live.sum(1).cumsum(0).to("cpu", _INT)])
+        firsts = pages.host_first_blocks(self.num_reqs)
+        counts = [
+            max(-(-n // pages.block_size) - first, 0)
+            for n, first in zip(lengths.seq_lens, firsts, strict=True)
+        ]
+        rows = [r for r, count in enumerate(counts) for _ in range(count)]
+        columns = [column for count in counts for column in range(count)]
         last = [(n - 1) % pages.block_size + 1 if n else 0 for n in lengths.seq_lens]
+        where = torch.tensor([rows, columns], dtype=torch.int64).reshape(2, -1).to(self.device)
         return PageCsr(
-            indptr=wide.to(self.device),
-            indices=pages.block_table[live],
-            last_page_len=torch.tensor(last, dtype=_INT, device=self.device),
+            indptr=torch.tensor([0, *accumulate(counts)], dtype=_INT).to(self.device),
+            indices=pages.block_table[where[0], where[1]],
+            last_page_len=torch.tensor(last, dtype=_INT).to(self.device),
         )
 
 
@@ -481,29 +483,50 @@ class PageTable:
             first_block=None if first is None else first[requests],
         )
 
-    def validate(self, batch: Batch, num_blocks: int | None = None) -> None:
+    def host_first_blocks(self, num_reqs: int) -> tuple[int, ...]:
+        """`first_block` as integers.
+
+        Raises HostLengthsNeededError when it is on a device only.
+        """
+        if self.first_block is None:
+            return (0,) * num_reqs
+        if self.first_block.device.type != "cpu":
+            raise HostLengthsNeededError(
+                "pages.first_block is on a device and this backend plans on the host; give a "
+                "table whose column 0 is block 0"
+            )
+        return tuple(self.first_block.tolist())
+
+    def validate(
+        self,
+        batch: Batch,
+        *,
+        num_blocks: int | None = None,
+        first_keys: Sequence[int] | None = None,
+    ) -> None:
         """Look at the values of live entries; waits for the device.
 
-        Raises ConfigError for a live block id or slot that is negative or past the cache, a
-        slot given twice, or a table too narrow for its sequence.
+        `first_keys`: the first key each request can see, where a window hides earlier ones
+        (their blocks may be gone). Raises ConfigError for a live block id or a slot that is
+        negative or past the cache, a slot given twice, or a table too narrow for its sequence.
         """
-        most = "the cache's last" if num_blocks is None else str(num_blocks - 1)
         table, lens = self.block_table.tolist(), batch.seq_lens.tolist()
         first = [0] * len(table) if self.first_block is None else self.first_block.tolist()
         for r, length in enumerate(lens):
             need = -(-length // self.block_size) - first[r]
-            _demand(need <= len(table[r]), f"request {r} needs {need} blocks; pages.block_table has "
-                    f"{len(table[r])} columns")
-            for column, block in enumerate(table[r][: max(need, 0)]):
+            oldest = (0 if first_keys is None else first_keys[r]) // self.block_size - first[r]
+            _demand(need <= len(table[r]), f"request {r} needs {need} columns of "
+                    f"pages.block_table, which has {len(table[r])}")
+            _demand(length == 0 or oldest >= 0, f"request {r} sees block {oldest + first[r]}; "
+                    f"pages.first_block[{r}] is {first[r]}")
+            for column in range(oldest, need):
+                block = table[r][column]
                 good = block >= 0 and (num_blocks is None or block < num_blocks)
+                most = "the cache's last" if num_blocks is None else num_blocks - 1
                 _demand(good, f"pages.block_table[{r}, {column}] is {block}; it takes 0 to {most}")
-        if self.slot_mapping is None:
-            return
-        slots = [s for s in self.slot_mapping.tolist() if s >= 0]
-        _demand(len(slots) == len(set(slots)), "pages.slot_mapping names a slot twice")
-        highest = max(slots, default=0) // self.block_size
-        _demand(num_blocks is None or highest < num_blocks, f"pages.slot_mapping names block "
-                f"{highest}; it takes 0 to {most}")
+        if self.slot_mapping is not None:
+            slots = [s for s in self.slot_mapping.tolist() if s >= 0]
+            _demand(len(slots) == len(set(slots)), "pages.slot_mapping names a slot twice")
 
 
 def pack_tree_mask(visible: torch.Tensor) -> torch.Tensor:

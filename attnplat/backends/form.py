@@ -46,6 +46,15 @@ class MaskRules:
             self.sliding_window == OPEN_WINDOW and self.chunk_size is None and self.topk is None
         )
 
+    def first_key(self, position: int) -> int:
+        """The first key that window and chunk leave visible to a query at `position`."""
+        left, first = self.sliding_window[0], 0
+        if left >= 0:
+            first = max(first, position - left)
+        if self.chunk_size is not None:
+            first = max(first, position // self.chunk_size * self.chunk_size)
+        return first
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionForm:

@@ -36,7 +36,7 @@ def _cuda(name: str, packages: dict[str, str], tools: dict[str, str] | None = No
 
 
 def _rocm(name: str, packages: dict[str, str], aiter: bool) -> Inventory:
-    # The decode function of every aiter release that is newer than 0.1 takes the flag.
+    # The tables were recorded with an aiter whose MLA decode takes a `causal` argument.
     features = {"aiter_mla_non_causal": True} if "amd-aiter" in packages else None
     return Inventory.assume(packages, features, {"aiter": aiter}, profile=name)
 

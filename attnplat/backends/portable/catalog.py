@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from attnplat.backends.backend import Backend
 from attnplat.backends.limits import OneOf
-from attnplat.backends.portable.features import REFERENCE_FEATURES, TORCH_SDPA_FEATURES
-from attnplat.config.names import Dtype, KVCacheDtype, Operation
+from attnplat.backends.portable.features import (
+    PORTABLE_OPERATIONS,
+    REFERENCE_FEATURES,
+    TORCH_SDPA_FEATURES,
+)
+from attnplat.config.names import Dtype, KVCacheDtype
 
 _PLAIN = OneOf(
     KVCacheDtype.AUTO, KVCacheDtype.FLOAT16, KVCacheDtype.BFLOAT16, KVCacheDtype.FLOAT32
@@ -14,7 +18,7 @@ _PLAIN = OneOf(
 REFERENCE = Backend(
     name="REFERENCE",
     summary="float64 loop over requests, every feature",
-    serves=frozenset({Operation.MHA, Operation.MLA, Operation.MLA_PREFILL}),
+    serves=PORTABLE_OPERATIONS,
     takes={
         "dtype": OneOf(*Dtype),
         "kv_cache_dtype": _PLAIN,
@@ -27,7 +31,7 @@ REFERENCE = Backend(
 TORCH_SDPA = Backend(
     name="TORCH_SDPA",
     summary="torch scaled_dot_product_attention over live pages, heads folded",
-    serves=frozenset({Operation.MHA, Operation.MLA_PREFILL}),
+    serves=PORTABLE_OPERATIONS,
     takes={
         "dtype": OneOf(Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.FLOAT32),
         "kv_cache_dtype": _PLAIN,

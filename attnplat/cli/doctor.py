@@ -1,0 +1,289 @@
+"""`attnplat doctor`: what is here, what is usable, what is not, and how to fix it.
+
+Judged from drivers' files and package metadata alone: no package is imported, no device is
+touched. The report is built as data and printed as tables or as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform as host
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from attnplat.cli.main import EXIT_BAD_INPUT, EXIT_OK
+from attnplat.cli.tables import print_table
+from attnplat.config.env import ENV_VARS, Environment, read_env
+from attnplat.errors import AttnplatError
+from attnplat.platforms import PLATFORMS, current_platform
+from attnplat.platforms.detection import Detection
+from attnplat.platforms.device import DeviceInfo
+from attnplat.platforms.distributions import DISTRIBUTIONS
+from attnplat.platforms.inventory import FEATURES, SWITCHES, Inventory
+
+ERROR, WARNING, ADVICE = "error", "warning", "advice"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the user should know, and what to do about it ("" where nothing can be)."""
+
+    level: str
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """Where converted weights and built kernels go, and why nothing can be written there."""
+
+    path: Path
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that was looked at. `device` is None where the user named one that cannot be."""
+
+    device: DeviceInfo | None
+    detections: Mapping[str, Detection]
+    inventory: Inventory
+    environment: Environment
+    cache: CacheFolder
+    errors: tuple[str, ...] = ()
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """The platforms that have a device here, and the one that is used."""
+        used = {str(self.device.platform)} if self.device else set()
+        return tuple(p for p in self.detections if self.detections[p].devices or p in used)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; 0 unless something the user set is wrong."""
+    examination = examine()
+    found = findings(examination)
+    if args.json:
+        print(json.dumps(report(examination, found), indent=2, sort_keys=True))
+    else:
+        print_report(examination, found)
+    return EXIT_BAD_INPUT if examination.errors else EXIT_OK
+
+
+def examine() -> Examination:
+    """Look at this machine; what the user set wrongly is kept as errors."""
+    errors: list[str] = []
+    try:
+        environment = read_env()
+    except AttnplatError as error:
+        errors.append(str(error))
+        environment = Environment()
+    device = None
+    detections: dict[str, Detection] = {}
+    if not errors:
+        try:
+            device = current_platform().device
+        except AttnplatError as error:
+            errors.append(str(error))
+    for name in PLATFORMS:
+        try:
+            detections[name] = import_module(f"attnplat.platforms.{name}.detect").detect()
+        except AttnplatError as error:
+            detections[name] = Detection(notes=(str(error),))
+    return Examination(
+        device=device,
+        detections=detections,
+        inventory=Inventory.installed(environment),
+        environment=environment,
+        cache=check_cache_folder(cache_folder(environment)),
+        errors=tuple(errors),
+    )
+
+
+def cache_folder(environment: Environment) -> Path:
+    """The folder for attnplat's files: ATTNPLAT_CACHE_DIR, else the operating system's."""
+    if environment.cache_dir is not None:
+        return environment.cache_dir
+    from platformdirs import user_cache_path
+
+    return user_cache_path("attnplat")
+
+
+def check_cache_folder(path: Path) -> CacheFolder:
+    """Whether files can be written in `path`, which need not exist; leaves nothing behind."""
+    existing = next((p for p in (path, *path.parents) if p.exists()), None)
+    if existing is None:
+        return CacheFolder(path, "no folder above it exists")
+    if not existing.is_dir():
+        return CacheFolder(path, f"{existing} is not a folder")
+    if existing != path:
+        allowed = os.access(existing, os.W_OK | os.X_OK)
+        return CacheFolder(path, None if allowed else f"{existing} is not writable")
+    try:
+        with tempfile.TemporaryFile(dir=path) as probe:
+            probe.write(b"attnplat")
+    except OSError as error:
+        return CacheFolder(path, error.strerror or str(error))
+    return CacheFolder(path, None)
+
+
+def findings(examination: Examination) -> list[Finding]:
+    """What the user should know, the worst first."""
+    env, inventory, cache = examination.environment, examination.inventory, examination.cache
+    found = [Finding(ERROR, text) for text in examination.errors]
+    for detection in examination.detections.values():
+        found += [Finding(WARNING, note, _device_fix(note)) for note in detection.notes]
+        for device in detection.devices:
+            found += [Finding(WARNING, f"{device.name or device}: {n}") for n in device.notes]
+    found += _torch_findings(examination)
+    found += [Finding(WARNING, note) for note in inventory.notes]
+    found += [Finding(WARNING, notice) for notice in env.notices]
+    if cache.problem:
+        text = f"the cache folder {cache.path} cannot be written: {cache.problem}"
+        found.append(Finding(WARNING, text, "set ATTNPLAT_CACHE_DIR to a folder that can be"))
+    if "rocm" in examination.platforms and inventory.usable("aiter") and not inventory.on("aiter"):
+        text = "amd-aiter is installed and switched off; its kernels are often the fastest here"
+        found.append(Finding(ADVICE, text, "set ATTNPLAT_AITER=1"))
+    return found
+
+
+def _device_fix(note: str) -> str:
+    return "pip install nvidia-ml-py" if "nvidia-ml-py is not installed" in note else ""
+
+
+def _torch_findings(examination: Examination) -> list[Finding]:
+    device, inventory = examination.device, examination.inventory
+    if "torch" not in inventory.packages:
+        text = "torch is not installed: decisions are explained, and nothing can be run"
+        return [Finding(WARNING, text, "pip install torch")]
+    if device is None or device.simulated or device.platform == "cpu":
+        return []
+    drives = inventory.features[f"torch_{device.platform}"]
+    if drives.usable:
+        return []
+    text = f"{device} is here, and torch cannot drive it: {drives.how}"
+    return [Finding(WARNING, text, f"install a build of torch for {device.platform}")]
+
+
+def report(examination: Examination, found: Iterable[Finding]) -> dict[str, Any]:
+    """The whole examination as plain JSON values."""
+    from attnplat import __version__
+
+    have = examination.inventory.packages
+    return {
+        "attnplat": __version__,
+        "python": host.python_version(),
+        "system": {"name": host.system(), "release": host.release(), "machine": host.machine()},
+        "device": examination.device.to_dict() if examination.device else None,
+        "devices": {
+            name: [device.to_dict() for device in detection.devices]
+            for name, detection in examination.detections.items()
+        },
+        "packages": {
+            d.name: {
+                "version": have.get(d.name),
+                "purpose": d.purpose,
+                "platforms": list(d.platforms),
+                "install": d.install,
+            }
+            for d in DISTRIBUTIONS
+        },
+        "features": examination.inventory.to_dict()["features"],
+        "switches": examination.inventory.to_dict()["switches"],
+        "environment": examination.environment.to_dict(),
+        "cache": {
+            "path": str(examination.cache.path),
+            "writable": examination.cache.problem is None,
+            "problem": examination.cache.problem,
+        },
+        "findings": [{"level": f.level, "text": f.text, "fix": f.fix} for f in found],
+    }
+
+
+def print_report(examination: Examination, found: Iterable[Finding]) -> None:
+    """The examination as tables."""
+    from attnplat import __version__
+
+    system = f"{host.system()} {host.release()} {host.machine()}"
+    print(f"attnplat {__version__}, Python {host.python_version()}, {system}\n")
+    print_table(_device_rows(examination), ("device", "name", "memory", "traits"))
+    _print_packages(examination)
+    _print_features(examination)
+    print("\nSettings")
+    print_table(_setting_rows(examination), ("name", "value", "set by", "meaning"))
+    cache = examination.cache
+    print(f"\nCache folder {cache.path}: {cache.problem or 'writable'}")
+    rows = [(f.level, f.text, f.fix) for f in found]
+    if rows:
+        print("\nFindings")
+        print_table(rows, ("", "what", "what to do"))
+    else:
+        print("\nNothing is wrong.")
+
+
+def _device_rows(examination: Examination) -> list[tuple[str, ...]]:
+    devices = [d for found in examination.detections.values() for d in found.devices]
+    used = examination.device
+    if used is not None and used not in devices:
+        devices.insert(0, used)
+    return [_device_row(device, device == used) for device in devices]
+
+
+def _device_row(device: DeviceInfo, used: bool) -> tuple[str, ...]:
+    mark = " (used)" if used else ""
+    cores = f"{device.cores} cores" if device.cores else ""
+    name = ", ".join(part for part in (device.name, cores) if part)
+    memory = f"{device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else ""
+    return f"{device}{mark}", name, memory, " ".join(sorted(device.traits))
+
+
+def _print_packages(examination: Examination) -> None:
+    have, here = examination.inventory.packages, set(examination.platforms)
+    relevant = [d for d in DISTRIBUTIONS if here & set(d.platforms)]
+    installed = [(d.name, have[d.name], d.purpose) for d in relevant if d.name in have]
+    missing = [(d.name, d.purpose, d.install) for d in relevant if d.name not in have]
+    print("\nPackages")
+    print_table(installed, ("installed", "version", "for"))
+    print()
+    print_table(missing, ("missing", "would be for", "how to get it"))
+
+
+def _print_features(examination: Examination) -> None:
+    """Features of the accelerators that are here; a plain CPU machine has none to tell of."""
+    if not {"cuda", "rocm"} & set(examination.platforms):
+        return
+    found = examination.inventory.features
+    rows = [
+        (name, "yes" if found[name].usable else "no", meaning, found[name].how)
+        for name, (meaning, _) in FEATURES.items()
+    ]
+    print("\nFeatures")
+    print_table(rows, ("feature", "usable", "meaning", "because"))
+
+
+def _setting_rows(examination: Examination) -> list[tuple[str, ...]]:
+    """Every variable that is set, and the switches that matter on the platforms here."""
+    values = examination.environment.to_dict()
+    rows = [
+        (v.name, str(values.get(v.name, v.default)), _set_by(v.name in values), v.meaning)
+        for v in ENV_VARS
+    ]
+    own = {spec.variable for spec in SWITCHES.values()}
+    if "rocm" not in examination.platforms:
+        rows = [row for row in rows if row[0] not in own or row[0] in values]
+    return rows
+
+
+def _set_by(is_set: bool) -> str:
+    return "environment" if is_set else "default"
