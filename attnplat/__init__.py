@@ -9,6 +9,8 @@ Importing attnplat imports neither torch nor any kernel package; each public nam
 loaded when it is first used.
 """
 
+# ruff: noqa: F401 - the imports below tell type checkers what `__getattr__` loads
+
 from __future__ import annotations
 
 from importlib import import_module
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from attnplat.backends.workspace import Workspace
     from attnplat.config.attention import AttentionConfig, HiSparseConfig
     from attnplat.config.backend_names import BackendName
-    from attnplat.platforms.flat import get_attn_backend, get_mamba_attn_backend
     from attnplat.config.layer import (
         BlockSparseConfig,
         IndexerConfig,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from attnplat.config.run import RunContext
     from attnplat.errors import AttnplatError, ConfigError, NoBackendError, UnknownNameError
     from attnplat.platforms import current_platform, platform_for
+    from attnplat.platforms.flat import get_attn_backend, get_mamba_attn_backend
     from attnplat.platforms.platform import Platform
     from attnplat.platforms.selection import Selection
     from attnplat.platforms.world import World

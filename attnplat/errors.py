@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -111,6 +110,11 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
     matches = get_close_matches(folded, by_lower, n=1, cutoff=0.6)
     if matches:
         return by_lower[matches[0]]
-    shared = {k: len(commonprefix((k, folded))) for k in by_lower}
+    shared = {k: _shared_start(k, folded) for k in by_lower}
     best = max(shared, key=lambda k: shared[k], default=None)
     return by_lower[best] if best is not None and shared[best] >= 3 else None
+
+
+def _shared_start(one: str, other: str) -> int:
+    same = (a == b for a, b in zip(one, other, strict=False))
+    return next((i for i, equal in enumerate(same) if not equal), min(len(one), len(other)))

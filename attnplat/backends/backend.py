@@ -232,9 +232,7 @@ class Backend:
                 continue
             value = getattr(config, name, None)
             if not limit.accepts(value):
-                yield Rejection(
-                    self.name, "field", name, value, str(limit), config.source_of(name)
-                )
+                yield Rejection(self.name, "field", name, value, str(limit), config.source_of(name))
 
     def _refuse_features(self, config: LayerConfig, world: World) -> Iterator[Rejection]:
         assert isinstance(self.features, frozenset)
@@ -276,8 +274,12 @@ class Backend:
     def case_fields(self) -> tuple[str, ...]:
         """Names of the fields whose value depends on the world."""
         own = [f.name for f in fields(self) if isinstance(getattr(self, f.name), Cases)]
-        tables = [f"{t}.{k}" for t in ("takes", "on") for k, v in getattr(self, t).items()
-                  if isinstance(v, Cases)]
+        tables = [
+            f"{t}.{k}"
+            for t in ("takes", "on")
+            for k, v in getattr(self, t).items()
+            if isinstance(v, Cases)
+        ]
         return (*own, *tables)
 
 

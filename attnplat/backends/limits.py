@@ -106,7 +106,7 @@ class MultipleOf(Limit):
     step: int
 
     def holds(self, value: Any) -> bool:
-        return value > 0 and value % self.step == 0
+        return bool(value > 0 and value % self.step == 0)
 
     def inside(self) -> tuple[Any, ...]:
         return (self.step, 2 * self.step, 7 * self.step)
@@ -139,7 +139,9 @@ class MultipleOfAny(Limit):
         return (*self.steps, 3 * self.steps[0])
 
     def outside(self) -> tuple[Any, ...]:
-        return tuple(v for s in self._reduced for v in (s - 1, s + 1) if v > 0 and not self.holds(v))
+        return tuple(
+            v for s in self._reduced for v in (s - 1, s + 1) if v > 0 and not self.holds(v)
+        )
 
     def nearest(self, value: Any) -> tuple[Any, ...]:
         ups = sorted({-(-value // s) * s for s in self._reduced})
@@ -196,7 +198,11 @@ class AtMost(Limit):
         return (self.most,)
 
     def outside(self) -> tuple[Any, ...]:
-        return ((self.most[0], self.most[1] + 1),) if isinstance(self.most, tuple) else (self.most + 1,)
+        return (
+            ((self.most[0], self.most[1] + 1),)
+            if isinstance(self.most, tuple)
+            else (self.most + 1,)
+        )
 
     def __str__(self) -> str:
         return f"{_shown(self.most)} or less"

@@ -12,10 +12,9 @@ import os
 import platform as host
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnplat.cli.main import EXIT_BAD_INPUT, EXIT_OK
 from attnplat.cli.tables import print_table
@@ -30,8 +29,7 @@ from attnplat.platforms.inventory import FEATURES, SWITCHES, Inventory
 ERROR, WARNING, ADVICE = "error", "warning", "advice"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing the user should know, and what to do about it ("" where nothing can be)."""
 
     level: str
@@ -39,16 +37,14 @@ class Finding:
     fix: str = ""
 
 
-@dataclass(frozen=True)
-class CacheFolder:
+class CacheFolder(NamedTuple):
     """Where converted weights and built kernels go, and why nothing can be written there."""
 
     path: Path
     problem: str | None
 
 
-@dataclass(frozen=True)
-class Examination:
+class Examination(NamedTuple):
     """All that was looked at. `device` is None where the user named one that cannot be."""
 
     device: DeviceInfo | None
@@ -275,7 +271,7 @@ def _print_features(examination: Examination) -> None:
 def _setting_rows(examination: Examination) -> list[tuple[str, ...]]:
     """Every variable that is set, and the switches that matter on the platforms here."""
     values = examination.environment.to_dict()
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (v.name, str(values.get(v.name, v.default)), _set_by(v.name in values), v.meaning)
         for v in ENV_VARS
     ]

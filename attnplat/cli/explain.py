@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PROFILE",
         help="packages of a simulated device: all (default), installed, minimal, or a profile",
     )
-    parser.add_argument("--model", metavar="CONFIG", help="a config.json, its folder, or a known shape")
+    parser.add_argument(
+        "--model", metavar="CONFIG", help="a config.json, its folder, or a known shape"
+    )
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks")
     layer = parser.add_argument_group("one layer, when no model is given")
     layer.add_argument("--layer", metavar="JSON", help="the layer config as a JSON object")
@@ -56,9 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layer.add_argument("--sliding-window", type=int, metavar="W", help="a model's window in tokens")
     layer.add_argument("--sinks", action="store_true", help="one learned logit per head")
     layer.add_argument("--alibi", action="store_true", help="linear position biases")
-    layer.add_argument("--need", action="append", default=[], metavar="FEATURE", help="a further want")
+    layer.add_argument(
+        "--need", action="append", default=[], metavar="FEATURE", help="a further want"
+    )
     parser.add_argument("--allow-reference", action="store_true", help="let REFERENCE be chosen")
-    parser.add_argument("--batch-invariant", action="store_true", help="results independent of mates")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="results independent of mates"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
@@ -68,9 +74,13 @@ def run(args: argparse.Namespace) -> int:
     platforms = list(_platforms(args))
     run_context = RunContext(batch_invariant=True) if args.batch_invariant else None
     selections = [
-        (platform, layer, platform.select(
-            layer, args.attention, run=run_context, allow_reference=args.allow_reference
-        ))
+        (
+            platform,
+            layer,
+            platform.select(
+                layer, args.attention, run=run_context, allow_reference=args.allow_reference
+            ),
+        )
         for platform in platforms
         for layer in layers
     ]
@@ -119,7 +129,9 @@ def _single_layer_options(args: argparse.Namespace) -> dict[str, Any]:
     values = {n: getattr(args, n) for n in _LAYER_OPTIONS if getattr(args, n) is not None}
     if args.sliding_window is not None:
         if args.sliding_window < 1:
-            raise ConfigError(f"--sliding-window is {args.sliding_window}; it takes 1 or more tokens")
+            raise ConfigError(
+                f"--sliding-window is {args.sliding_window}; it takes 1 or more tokens"
+            )
         values["sliding_window"] = (args.sliding_window - 1, -1)
     values |= {name: True for name in ("sinks", "alibi") if getattr(args, name)}
     if args.need:

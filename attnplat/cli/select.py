@@ -18,9 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cases", action="append", required=True, metavar="FILE", help="JSON lines, plain or .gz"
     )
-    parser.add_argument("--rules", choices=RULE_SETS, default=RULE_SETS[0], help="whose rules decide")
-    parser.add_argument("--out", metavar="FILE", help="write the rows with the outcomes decided here")
-    parser.add_argument("--check", action="store_true", help="compare with the outcomes in the rows")
+    parser.add_argument(
+        "--rules", choices=RULE_SETS, default=RULE_SETS[0], help="whose rules decide"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="write the rows with the outcomes decided here"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the outcomes in the rows"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 

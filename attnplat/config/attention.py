@@ -54,7 +54,9 @@ class HiSparseConfig:
         _check_int("hisparse_config.device_buffer_size", self.device_buffer_size, 1, 32768)
         pool = self.host_pool_gib
         if pool is not None and (not isinstance(pool, (int, float)) or not pool > 0):
-            raise ConfigError(f"hisparse_config.host_pool_gib is {pool!r}; it takes a number above 0")
+            raise ConfigError(
+                f"hisparse_config.host_pool_gib is {pool!r}; it takes a number above 0"
+            )
         _check_bool("hisparse_config.eager_host_mirror", self.eager_host_mirror)
 
 
@@ -118,8 +120,12 @@ class AttentionConfig:
         for name in _BOOLS:
             _check_bool(name, getattr(self, name))
         _check_bool("use_trtllm_attention", self.use_trtllm_attention, optional=True)
-        _check_int("flash_attn_max_num_splits_for_cuda_graph",
-                   self.flash_attn_max_num_splits_for_cuda_graph, 0, 256)
+        _check_int(
+            "flash_attn_max_num_splits_for_cuda_graph",
+            self.flash_attn_max_num_splits_for_cuda_graph,
+            0,
+            256,
+        )
         _check_int("tq_max_kv_splits_for_cuda_graph", self.tq_max_kv_splits_for_cuda_graph, 1, 256)
         self._check_flex_tiles()
 
@@ -129,16 +135,8 @@ class AttentionConfig:
     def _normalise_backends(self) -> None:
         self._set("backend", parse_backend(self.backend))
         if self.backend in _MSA_ALIASES:
-            wanted = _MSA_ALIASES[BackendName(self.backend)]
-            given = self.minimax_m3_msa_decode_backend
-            if given not in ("triton", wanted):
-                raise ConflictError(
-                    f"backend {str(self.backend)!r} sets minimax_m3_msa_decode_backend to {wanted!r}, "
-                    f"which is also given as {given!r}; give one of the two"
-                )
-            self._set("minimax_m3_msa_decode_backend", wanted)
-            self._set("backend", None)
-        given = self.backend_per_kind or {}
+            self._take_msa_alias(_MSA_ALIASES[BackendName(self.backend)])
+        given: Any = self.backend_per_kind or {}
         if not isinstance(given, Mapping):
             raise ConfigError(
                 f"backend_per_kind is {given!r}; it takes a mapping of layer kinds to backends"
@@ -153,6 +151,16 @@ class AttentionConfig:
                 )
             parsed[parse_name(LayerKind, kind, "layer kind")] = backend
         self._set("backend_per_kind", FrozenMap(parsed))
+
+    def _take_msa_alias(self, kernel: str) -> None:
+        given = self.minimax_m3_msa_decode_backend
+        if given not in (MSA_DECODE_BACKENDS[0], kernel):
+            raise ConflictError(
+                f"backend {str(self.backend)!r} sets minimax_m3_msa_decode_backend to {kernel!r}, "
+                f"which is also given as {given!r}; give one of the two"
+            )
+        self._set("minimax_m3_msa_decode_backend", kernel)
+        self._set("backend", None)
 
     def _normalise_hisparse(self) -> None:
         value = self.hisparse_config
@@ -169,13 +177,16 @@ class AttentionConfig:
             )
 
     def _check_choices(self) -> None:
-        _check_choice("minimax_m3_msa_decode_backend", self.minimax_m3_msa_decode_backend,
-                      MSA_DECODE_BACKENDS)
+        _check_choice(
+            "minimax_m3_msa_decode_backend", self.minimax_m3_msa_decode_backend, MSA_DECODE_BACKENDS
+        )
         dtype = str(self.indexer_kv_dtype).lower()
         _check_choice("indexer_kv_dtype", dtype, INDEXER_KV_DTYPES)
         self._set("indexer_kv_dtype", dtype)
         version = self.flash_attn_version
-        if version is not None and (isinstance(version, bool) or version not in FLASH_ATTN_VERSIONS):
+        if version is not None and (
+            isinstance(version, bool) or version not in FLASH_ATTN_VERSIONS
+        ):
             raise ConfigError(f"flash_attn_version is {version!r}; it takes 2, 3, 4 or None")
         prefill = self.mla_prefill_backend
         if prefill is not None:
@@ -303,4 +314,3 @@ def _check_int(name: str, value: Any, least: int, most: int) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{name} is {value!r}; it takes an integer from {least} to {most}")
-

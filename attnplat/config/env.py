@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnplat.errors import ConfigError, closest_name
 
@@ -25,8 +25,7 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 _BOOLEANS = "1, true, yes, on, 0, false, no or off"
 
 
-@dataclass(frozen=True)
-class EnvVar:
+class EnvVar(NamedTuple):
     """One variable: its name, what it means, what holds when it is unset, how it is read.
 
     `parse` takes the stripped, non-empty text and raises ValueError for a value that is not
@@ -45,8 +44,7 @@ class EnvVar:
         return self.name.removeprefix(PREFIX).lower()
 
 
-@dataclass(frozen=True)
-class Replaced:
+class Replaced(NamedTuple):
     """A variable of another engine that users still set, and what to set for attnplat.
 
     `retired` says that its own engine no longer reads it either.
@@ -86,8 +84,7 @@ class Environment:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriverEnvironment:
+class DriverEnvironment(NamedTuple):
     """What vendors' drivers and compilers are told; None when unset.
 
     An empty `*_visible_devices` differs from an unset one: it hides every device.

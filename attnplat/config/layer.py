@@ -89,7 +89,9 @@ class LayerConfig:
         object.__setattr__(self, name, value)
 
     def _refuse(self, name: str, takes: str) -> None:
-        raise ConfigError(f"{type(self).__name__}.{name} is {getattr(self, name)!r}; it takes {takes}")
+        raise ConfigError(
+            f"{type(self).__name__}.{name} is {getattr(self, name)!r}; it takes {takes}"
+        )
 
     def _check_size(self, name: str, *, required: bool = False, least: int = 1) -> None:
         value = getattr(self, name)
@@ -216,8 +218,15 @@ class MhaConfig(LayerConfig):
         for name in ("v_head_size", "chunk_size", "topk"):
             self._check_size(name)
         self._check_size("static_sink_tokens", required=True, least=0)
-        self._check_flags("causal", "sinks", "alibi", "position_bias", "rswa", "mm_prefix",
-                          "per_head_quant_scales")
+        self._check_flags(
+            "causal",
+            "sinks",
+            "alibi",
+            "position_bias",
+            "rswa",
+            "mm_prefix",
+            "per_head_quant_scales",
+        )
         _check_window(self)
         _check_soft_cap(self)
 

@@ -30,7 +30,9 @@ def from_json(text: str, *, source: str = "user") -> AttentionConfig:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"attention config is not JSON: {error} in {_shortened(text)!r}") from None
+        raise ConfigError(
+            f"attention config is not JSON: {error} in {_shortened(text)!r}"
+        ) from None
     return AttentionConfig.from_dict(_mapping(values, "attention config"), source=source)
 
 
@@ -103,7 +105,9 @@ def _fields_of(path: tuple[str, ...], text: str, option: str) -> dict[str, Any]:
         try:
             return dict(_mapping(json.loads(text), option))
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{option} takes a JSON object: {error} in {_shortened(text)!r}") from None
+            raise ConfigError(
+                f"{option} takes a JSON object: {error} in {_shortened(text)!r}"
+            ) from None
     name, *inner = path
     if not inner:
         return {name: text if name in _TEXT_FIELDS else _scalar(text)}
@@ -141,7 +145,9 @@ def _scalar(text: str) -> Any:
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{what} is {_shortened(json.dumps(value))}; it takes an object of fields")
+        raise ConfigError(
+            f"{what} is {_shortened(json.dumps(value))}; it takes an object of fields"
+        )
     return value
 
 

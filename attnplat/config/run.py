@@ -79,5 +79,8 @@ class RunContext:
     def to_dict(self) -> dict[str, object]:
         """The fields that are known, as plain JSON values."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {k: str(v) if isinstance(v, (KVCacheDtype, AttnType)) else v
-                for k, v in values.items() if v is not None}
+        return {
+            k: str(v) if isinstance(v, (KVCacheDtype, AttnType)) else v
+            for k, v in values.items()
+            if v is not None
+        }

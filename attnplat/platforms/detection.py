@@ -6,36 +6,30 @@ recorded values can be passed in. Nothing here is done at import.
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnplat.platforms.device import DeviceInfo
 
 
-@dataclass(frozen=True)
-class Detection:
+class Detection(NamedTuple):
     """The devices of one platform, and what was odd that belongs to no single device."""
 
     devices: tuple[DeviceInfo, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Visible:
+class Visible(NamedTuple):
     """Ordinals of the devices a process may see, in its own order; `note` says what was lost."""
 
     ordinals: tuple[int, ...]
     note: str | None = None
 
 
-@dataclass(frozen=True)
-class TorchDevice:
+class TorchDevice(NamedTuple):
     """One GPU as torch describes it. `gcn_arch` is set on AMD only."""
 
     name: str
@@ -44,8 +38,7 @@ class TorchDevice:
     gcn_arch: str | None = None
 
 
-@dataclass(frozen=True)
-class TorchReading:
+class TorchReading(NamedTuple):
     """What torch sees: the devices left after its own reading of the visible-device lists.
 
     `vendor` is "cuda" or "rocm" by the build of torch; `failure` says why nothing is known.
@@ -128,8 +121,7 @@ print("attnplat-torch:" + json.dumps({"vendor": vendor, "devices": found}))
 _MARK = "attnplat-torch:"
 
 
-@dataclass(frozen=True)
-class PythonRun:
+class PythonRun(NamedTuple):
     """How a Python program in a process of its own ended: its output, or why there is none."""
 
     output: str = ""
@@ -141,6 +133,8 @@ def run_python(script: str, timeout_s: float, python: str = sys.executable) -> P
 
     Survives whatever the script does: exceptions, aborts, and running past `timeout_s`.
     """
+    import subprocess
+
     try:
         done = subprocess.run(
             [python, "-P", "-c", script],
@@ -171,6 +165,8 @@ def ask_torch(timeout_s: float = 60.0) -> TorchReading:
 
 def parse_torch_output(output: str, failure: str | None = None) -> TorchReading:
     """The reading in the script's output; whatever else torch's import printed is skipped."""
+    import json
+
     for line in reversed(output.splitlines()):
         if line.startswith(_MARK):
             return _torch_reading(json.loads(line.removeprefix(_MARK)))

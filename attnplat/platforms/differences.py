@@ -58,7 +58,9 @@ class Difference:
     def __post_init__(self) -> None:
         head = self.subject.partition(".")[0]
         if head not in _APPLY and head not in ("order", "accepts"):
-            raise UnknownNameError("difference subject", self.subject, [*_APPLY, "order", "accepts"])
+            raise UnknownNameError(
+                "difference subject", self.subject, [*_APPLY, "order", "accepts"]
+            )
         object.__setattr__(self, "where", FrozenMap(self.where))
 
     def applies_to(self, device: DeviceInfo) -> bool:
@@ -66,9 +68,7 @@ class Difference:
         return all(limit.accepts(getattr(device, name)) for name, limit in self.where.items())
 
 
-def tables_under(
-    tables: Tables, differences: Iterable[Difference], device: DeviceInfo
-) -> Tables:
+def tables_under(tables: Tables, differences: Iterable[Difference], device: DeviceInfo) -> Tables:
     """`tables` with every difference that concerns `device` applied."""
     concerned = [d for d in differences if d.applies_to(device)]
     catalog: list[Backend] = []
@@ -115,7 +115,8 @@ def _apply_table(table: str) -> Callable[[Backend, str, Any], Backend]:
         limits.pop(name, None)
         if theirs is not None:
             limits[name] = theirs
-        return replace(backend, **{table: FrozenMap(limits)})
+        changes: dict[str, Any] = {table: FrozenMap(limits)}
+        return replace(backend, **changes)
 
     return apply
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ALL = ("cuda", "rocm", "cpu")
 GPU = ("cuda", "rocm")
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(NamedTuple):
     """A package on the index: what attnplat uses it for, where, and how to get it."""
 
     name: str
@@ -91,8 +90,7 @@ MISTAKEN: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(NamedTuple):
     """Versions by distribution, and what was odd about the installation."""
 
     versions: dict[str, str]

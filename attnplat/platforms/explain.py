@@ -93,7 +93,9 @@ def _killer(selection: Selection) -> str:
 def _where(selection: Selection) -> str:
     device, inventory = selection.world.device, selection.world.inventory
     assumed = f", packages assumed: {inventory.profile}" if inventory.profile else ""
-    return f"{device.platform}:{device.arch}" + (f" (simulated{assumed})" if device.simulated else "")
+    return f"{device.platform}:{device.arch}" + (
+        f" (simulated{assumed})" if device.simulated else ""
+    )
 
 
 def _why(selection: Selection) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnplat.config.env import PREFIX, DriverEnvironment, Environment, read_driver_env, read_env
 from attnplat.config.frozen import FrozenMap
@@ -20,24 +20,21 @@ from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.distributions import DISTRIBUTIONS, MISTAKEN, installed_versions
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Whether a feature works, and what established that."""
 
     usable: bool
     how: str
 
 
-@dataclass(frozen=True)
-class Switch:
+class Switch(NamedTuple):
     """A choice between on and off, and who made it: "environment", "default" or "assumed"."""
 
     on: bool
     source: str
 
 
-@dataclass(frozen=True)
-class SwitchSpec:
+class SwitchSpec(NamedTuple):
     """A switch that exists: its meaning, what holds by default, and the variable that sets it."""
 
     meaning: str
@@ -57,8 +54,7 @@ SWITCHES: dict[str, SwitchSpec] = {
 }
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What features are judged by: installed versions, and compilers that are here."""
 
     packages: Mapping[str, str]

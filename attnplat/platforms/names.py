@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 
 from attnplat.errors import ConflictError, UnknownNameError
-from attnplat.platforms.cpu import detect as cpu
-from attnplat.platforms.cuda import detect as cuda
+from attnplat.platforms.cpu import arch as cpu
+from attnplat.platforms.cuda import arch as cuda
 from attnplat.platforms.device import PlatformName
-from attnplat.platforms.rocm import detect as rocm
+from attnplat.platforms.rocm import arch as rocm
 
 PLATFORM_ALIASES: dict[str, PlatformName] = {
     **{str(name): name for name in PlatformName},

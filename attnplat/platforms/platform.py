@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from attnplat.backends.backend import Mark
@@ -37,8 +37,8 @@ class Platform:
     device: DeviceInfo
     inventory: Inventory
     tables: Tables
-    wishes: AttentionConfig = AttentionConfig()
-    run: RunContext = RunContext()
+    wishes: AttentionConfig = field(default_factory=AttentionConfig)
+    run: RunContext = field(default_factory=RunContext)
 
     @property
     def name(self) -> str:

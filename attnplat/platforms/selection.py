@@ -241,9 +241,7 @@ def select(
     return replace(selection, fixes=tuple(islice(offered, MOST_FIXES)))
 
 
-def _decide(
-    tables: Tables, config: LayerConfig, world: World, allow_reference: bool
-) -> Selection:
+def _decide(tables: Tables, config: LayerConfig, world: World, allow_reference: bool) -> Selection:
     config = effective_config(config, world)
     requested, requested_by = _requested(config, world)
     selection = _rank(tables, config, world, requested, requested_by, allow_reference)

@@ -25,8 +25,8 @@ class World:
 
     device: DeviceInfo
     inventory: Inventory
-    run: RunContext = RunContext()
-    wishes: AttentionConfig = AttentionConfig()
+    run: RunContext = field(default_factory=RunContext)
+    wishes: AttentionConfig = field(default_factory=AttentionConfig)
     run_needs: frozenset[Feature] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnplat.config.attention import AttentionConfig
-from attnplat.config.layer import BlockSparseConfig, LayerConfig, MhaConfig, MlaConfig
-from attnplat.config.layer import SparseMlaConfig
+from attnplat.config.layer import (
+    BlockSparseConfig,
+    LayerConfig,
+    MhaConfig,
+    MlaConfig,
+    SparseMlaConfig,
+)
 from attnplat.config.names import Feature
 from attnplat.config.run import RunContext
 

@@ -64,7 +64,9 @@ def test_the_hash_is_the_same_in_another_process():
     assert out.stdout.strip() == here.compute_hash()
 
 
-@pytest.mark.parametrize("spelling", ["flash_attn", "FLASH_ATTN", "Flash-Attn", BackendName.FLASH_ATTN])
+@pytest.mark.parametrize(
+    "spelling", ["flash_attn", "FLASH_ATTN", "Flash-Attn", BackendName.FLASH_ATTN]
+)
 def test_a_backend_may_be_spelled_in_any_case(spelling):
     assert AttentionConfig(backend=spelling).backend is BackendName.FLASH_ATTN
 
@@ -118,20 +120,29 @@ def test_a_bad_value_names_itself_and_what_is_allowed(values, message):
 
 
 def test_a_listed_kind_beats_the_backend():
-    config = AttentionConfig(backend="FLASHINFER", backend_per_kind={"sliding_window": "TRITON_ATTN"})
+    config = AttentionConfig(
+        backend="FLASHINFER", backend_per_kind={"sliding_window": "TRITON_ATTN"}
+    )
     assert config.backend_for(LayerKind.SLIDING_WINDOW) == (BackendName.TRITON_ATTN, "caller")
     assert config.backend_for(LayerKind.FULL_ATTENTION) == (BackendName.FLASHINFER, "caller")
 
 
-@pytest.mark.parametrize(("given", "default", "resolved"), [
-    ("auto", "fp8", "fp8"), ("auto", "bf16", "bf16"), ("mxfp4", "fp8", "mxfp4"),
-])
+@pytest.mark.parametrize(
+    ("given", "default", "resolved"),
+    [
+        ("auto", "fp8", "fp8"),
+        ("auto", "bf16", "bf16"),
+        ("mxfp4", "fp8", "mxfp4"),
+    ],
+)
 def test_the_indexer_dtype_resolves_to_the_models_default(given, default, resolved):
     assert AttentionConfig(indexer_kv_dtype=given).resolve_indexer_kv_dtype(default) == resolved
 
 
 def test_the_higher_config_wins_and_sources_are_kept():
-    low = AttentionConfig.from_dict({"backend": "FLASHINFER", "use_non_causal": True}, source="environment")
+    low = AttentionConfig.from_dict(
+        {"backend": "FLASHINFER", "use_non_causal": True}, source="environment"
+    )
     high = AttentionConfig.from_dict({"backend": "TRITON_ATTN"}, source="command line")
     merged = high.merged_over(low)
     assert (merged.backend, merged.source_of("backend")) == ("TRITON_ATTN", "command line")
@@ -155,12 +166,23 @@ FORMS = [
     (["-ac.use_non_causal", "true"], AttentionConfig(use_non_causal=True)),
     (["-ac.use_trtllm_attention", "None"], AttentionConfig()),
     (["--attention-config", '{"backend": "FLASH_ATTN"}'], AttentionConfig(backend="FLASH_ATTN")),
-    (["-ac", '{"flex_attn_block_m": 64}', "-ac.flex_attn_block_n", "32"],
-     AttentionConfig(flex_attn_block_m=64, flex_attn_block_n=32)),
-    (["-ac.backend_per_kind.mamba", "TRITON_ATTN", "-ac.backend_per_kind.full_attention", "FLASHINFER"],
-     AttentionConfig(backend_per_kind={"mamba": "TRITON_ATTN", "full_attention": "FLASHINFER"})),
-    (["-ac.hisparse_config.device_buffer_size", "64"],
-     AttentionConfig(hisparse_config=HiSparseConfig(device_buffer_size=64))),
+    (
+        ["-ac", '{"flex_attn_block_m": 64}', "-ac.flex_attn_block_n", "32"],
+        AttentionConfig(flex_attn_block_m=64, flex_attn_block_n=32),
+    ),
+    (
+        [
+            "-ac.backend_per_kind.mamba",
+            "TRITON_ATTN",
+            "-ac.backend_per_kind.full_attention",
+            "FLASHINFER",
+        ],
+        AttentionConfig(backend_per_kind={"mamba": "TRITON_ATTN", "full_attention": "FLASHINFER"}),
+    ),
+    (
+        ["-ac.hisparse_config.device_buffer_size", "64"],
+        AttentionConfig(hisparse_config=HiSparseConfig(device_buffer_size=64)),
+    ),
 ]
 
 
@@ -198,10 +220,16 @@ def test_json_and_toml(tmp_path):
     assert config.source_of("backend") == str(path)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (None, "No such file"), ("[attention", "not TOML"), ("[other]", r"no \[attention\] table"),
-    ("[attention]\nbackend = 'FLASHATN'", "did you mean"), ("attention = 3", "object of fields"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file"),
+        ("[attention", "not TOML"),
+        ("[other]", r"no \[attention\] table"),
+        ("[attention]\nbackend = 'FLASHATN'", "did you mean"),
+        ("attention = 3", "object of fields"),
+    ],
+)
 def test_bad_toml(tmp_path, text, message):
     path = tmp_path / "run.toml"
     if text is not None:

@@ -104,8 +104,8 @@ def test_the_license_is_apache_2() -> None:
 BUILD = """
 import sys
 from scikit_build_core import build
-print(build.build_wheel(sys.argv[1]))
-print(build.build_sdist(sys.argv[1]))
+build.build_wheel(sys.argv[1])
+build.build_sdist(sys.argv[1])
 """
 
 
@@ -124,8 +124,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    wheel, sdist = done.stdout.split()[-2:]
-    return folder / wheel, folder / sdist
+    (wheel,) = folder.glob("*.whl")
+    (sdist,) = folder.glob("*.tar.gz")
+    return wheel, sdist
 
 
 def package_files() -> set[str]:

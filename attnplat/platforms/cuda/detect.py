@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from attnplat.config.env import DriverEnvironment, read_driver_env
-from attnplat.errors import UnknownNameError
+from attnplat.platforms.cuda.arch import Capability, make_device
+from attnplat.platforms.cuda.arch import simulate as simulate
 from attnplat.platforms.cuda.nvml import MigInstance, NvmlDevice, NvmlReading, load_nvml
 from attnplat.platforms.detection import (
     NOT_ASKED,
@@ -27,55 +28,6 @@ from attnplat.platforms.detection import (
 )
 from attnplat.platforms.device import DeviceInfo, PlatformName
 
-Capability = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Arch:
-    """What one compute capability adds to what every later one has too."""
-
-    family: str
-    own: frozenset[str] = frozenset()
-
-
-def _arch(family: str, *own: str) -> Arch:
-    return Arch(family, frozenset(own))
-
-
-# `wgmma`, `tcgen05` and `fp4` belong to single architectures and families: code that uses them
-# does not run on later ones (PTX ISA, "architecture-specific features").
-ARCHES: dict[Capability, Arch] = {
-    (5, 0): _arch("maxwell"),
-    (5, 2): _arch("maxwell"),
-    (5, 3): _arch("maxwell", "integrated"),
-    (6, 0): _arch("pascal"),
-    (6, 1): _arch("pascal"),
-    (6, 2): _arch("pascal", "integrated"),
-    (7, 0): _arch("volta"),
-    (7, 2): _arch("volta", "integrated"),
-    (7, 5): _arch("turing"),
-    (8, 0): _arch("ampere"),
-    (8, 6): _arch("ampere"),
-    (8, 7): _arch("ampere", "integrated"),
-    (8, 9): _arch("ada"),
-    (9, 0): _arch("hopper", "wgmma"),
-    (10, 0): _arch("blackwell", "tcgen05", "fp4"),
-    (10, 1): _arch("blackwell", "tcgen05", "fp4", "integrated"),
-    (10, 3): _arch("blackwell", "tcgen05", "fp4"),
-    (11, 0): _arch("blackwell", "tcgen05", "fp4", "integrated"),
-    (12, 0): _arch("blackwell", "fp4"),
-    (12, 1): _arch("blackwell", "fp4", "integrated"),
-}
-
-# PTX promises these to every architecture from the given one on.
-LASTING_TRAITS: tuple[tuple[Capability, str], ...] = (
-    ((7, 0), "tensor_cores"),
-    ((8, 0), "bf16"),
-    ((8, 0), "cp_async"),
-    ((8, 9), "fp8"),
-    ((9, 0), "tma"),
-)
-
 # Chips of Jetson modules, by the `compatible` strings of their device tree.
 TEGRA_CHIPS: dict[str, Capability] = {
     "tegra210": (5, 3),
@@ -87,8 +39,6 @@ TEGRA_CHIPS: dict[str, Capability] = {
 
 # The least capable module that each major Jetson Linux release runs on.
 TEGRA_RELEASES: tuple[tuple[int, Capability], ...] = ((36, (8, 7)), (34, (7, 2)), (0, (5, 3)))
-
-UNKNOWN_ARCH = "unknown"
 
 _CUT = "{} is set to be cut into MIG slices and has none, so that nothing can run on it"
 
@@ -170,38 +120,6 @@ def detect(probes: Probes | None = None, *, may_ask_torch: bool = False) -> Dete
     return Detection(notes=(f"an NVIDIA driver is here ({driver[0]}), but {why}; {torch}",))
 
 
-def simulate(arch: str) -> DeviceInfo:
-    """A device of `arch` (`sm90`, `sm_90a` ...) that nobody has seen here.
-
-    Raises UnknownNameError for what is no NVIDIA architecture; a number that is not known yet
-    gets only the traits that every later architecture keeps.
-    """
-    capability = parse_arch(arch)
-    if capability is None:
-        raise UnknownNameError("NVIDIA architecture", arch, map(arch_name, ARCHES))
-    return _device(capability, simulated=True)
-
-
-def parse_arch(text: str) -> Capability | None:
-    """The capability that `sm90`, `sm_90` or `sm_90a` names; None if `text` names none."""
-    match = re.fullmatch(r"sm_?([0-9]{1,2})([0-9])[af]?", text.strip().lower())
-    if match is None or int(match.group(1)) < min(ARCHES)[0]:
-        return None
-    return int(match.group(1)), int(match.group(2))
-
-
-def arch_name(capability: Capability) -> str:
-    """`sm90` for (9, 0)."""
-    return f"sm{capability[0]}{capability[1]}"
-
-
-def traits_of(capability: Capability) -> frozenset[str]:
-    """What a device of this capability can do, by name."""
-    lasting = {trait for since, trait in LASTING_TRAITS if capability >= since}
-    arch = ARCHES.get(capability)
-    return frozenset(lasting if arch is None else lasting | {arch.family} | arch.own)
-
-
 def parse_tegra(release: str, compatible: str | None) -> Capability:
     """The capability of a Jetson module, from its release file and its device tree.
 
@@ -243,7 +161,7 @@ def _visible_wholes(
 def _whole_or_slice(found: NvmlDevice) -> DeviceInfo | None:
     """A device cut into slices is reached through its first one; without any it is unusable."""
     if not found.mig_enabled:
-        return _device(found.capability, found.name, found.memory_bytes)
+        return make_device(found.capability, found.name, found.memory_bytes)
     if not found.mig:
         return None
     note = "the device is cut into MIG slices; name one by its UUID in CUDA_VISIBLE_DEVICES"
@@ -261,7 +179,7 @@ def _visible_instances(
 
 def _slice(found: NvmlDevice, instance: MigInstance, note: str | None = None) -> DeviceInfo:
     name = instance.name or f"{found.name} MIG"
-    device = _device(found.capability, name, instance.memory_bytes)
+    device = make_device(found.capability, name, instance.memory_bytes)
     return replace(device, notes=(*device.notes, note)) if note else device
 
 
@@ -272,39 +190,13 @@ def _order_is_uncertain(found: Sequence[NvmlDevice], environment: DriverEnvironm
 
 def _from_torch(reading: TorchReading, why_not_nvml: str) -> Detection:
     note = f"found by torch in a process of its own, because {why_not_nvml}"
-    devices = [_device(d.capability, d.name, d.memory_bytes) for d in reading.devices]
+    devices = [make_device(d.capability, d.name, d.memory_bytes) for d in reading.devices]
     return Detection(
         tuple(replace(d, index=i, notes=(*d.notes, note)) for i, d in enumerate(devices))
     )
 
 
 def _from_tegra(release: str, compatible: str | None, why_not_nvml: str) -> Detection:
-    device = _device(parse_tegra(release, compatible), "NVIDIA Jetson")
+    device = make_device(parse_tegra(release, compatible), "NVIDIA Jetson")
     notes = (*device.notes, f"a Jetson by its release file, because {why_not_nvml}")
     return Detection((replace(device, traits=device.traits | {"integrated"}, notes=notes),))
-
-
-def _device(
-    capability: Capability | None,
-    name: str = "",
-    memory_bytes: int | None = None,
-    simulated: bool = False,
-) -> DeviceInfo:
-    notes: tuple[str, ...] = ()
-    if capability is None:
-        notes = ("the driver does not tell the compute capability; nothing is assumed of it",)
-    elif capability not in ARCHES:
-        notes = (
-            f"{arch_name(capability)} is not an architecture that attnplat knows; "
-            "only what every later architecture keeps is assumed",
-        )
-    return DeviceInfo(
-        platform=PlatformName.CUDA,
-        arch=UNKNOWN_ARCH if capability is None else arch_name(capability),
-        capability=capability,
-        traits=frozenset() if capability is None else traits_of(capability),
-        name=name,
-        memory_bytes=memory_bytes,
-        simulated=simulated,
-        notes=notes,
-    )

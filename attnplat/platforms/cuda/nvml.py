@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class MigInstance:
+class MigInstance(NamedTuple):
     """A slice of a device with memory of its own (NVIDIA's Multi-Instance GPU)."""
 
     uuid: str
@@ -19,8 +17,7 @@ class MigInstance:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class NvmlDevice:
+class NvmlDevice(NamedTuple):
     """One device as NVML describes it; None where the driver has no answer ("[N/A]")."""
 
     uuid: str
@@ -31,8 +28,7 @@ class NvmlDevice:
     mig: tuple[MigInstance, ...] = ()
 
 
-@dataclass(frozen=True)
-class NvmlReading:
+class NvmlReading(NamedTuple):
     """All devices in NVML's (PCI) order, or why there are none."""
 
     devices: tuple[NvmlDevice, ...] = ()

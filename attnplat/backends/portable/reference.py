@@ -1,0 +1,216 @@
+"""REFERENCE: attention in float64, one request at a time. The yardstick of all others.
+
+It is written to be read and to be right. Every product and sum is float64 on inputs exactly
+as stored; each request is computed from tensors that depend on that request alone, so that a
+request of a ragged batch gives bit for bit what it gives by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from attnplat.backends.batch import Batch, HostLengths, PageTable
+from attnplat.backends.interface import AttentionImpl, Call, Plan, Schedule
+from attnplat.backends.portable.features import PORTABLE_OPERATIONS, REFERENCE_FEATURES
+from attnplat.backends.portable.gather import gather_rows, refuse_negative
+from attnplat.backends.portable.masks import HostMasks, Queries, queries_of, visible_keys
+from attnplat.backends.workspace import Workspace
+
+_NEG_INF = float("-inf")
+
+SCORES = 1 << 22
+"""Most scores held at once, 32 MiB of float64; a request of more is cut into row tiles."""
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One request of a plan.
+
+    Attributes:
+        number: its number in the batch.
+        first_row, last_row: its query rows.
+        queries: the same rows for the mask algebra.
+        positions: positions of the keys that any row may see, int64 [keys].
+        blocks, offsets: where the cache has them, int64 [keys] each; or
+        kv_rows: their rows in k and v given without a cache, int64 [1, keys].
+    """
+
+    number: int
+    first_row: int
+    last_row: int
+    queries: Queries
+    positions: torch.Tensor
+    blocks: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+    kv_rows: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReferenceSchedule(Schedule):
+    """The requests that have query rows."""
+
+    requests: tuple[Request, ...]
+
+
+class ReferenceImpl(AttentionImpl):
+    """Attention in float64 on any torch device that has it; every feature, no hurry."""
+
+    name = "REFERENCE"
+    operations = PORTABLE_OPERATIONS
+    features = REFERENCE_FEATURES
+    needs_host_lengths = True
+
+    def _schedule(
+        self,
+        batch: Batch,
+        pages: PageTable | None,
+        lengths: HostLengths | None,
+        workspace: Workspace | None,
+    ) -> ReferenceSchedule:
+        assert lengths is not None
+        masks = HostMasks.of(self.form.mask, batch)
+        requests = []
+        highest = None
+        for r in range(batch.num_reqs):
+            if lengths.query_len(r) == 0:
+                continue
+            request = self._request(batch, pages, lengths, masks, r)
+            requests.append(request)
+            if request.blocks is not None and request.blocks.device.type == "cpu":
+                highest = max(highest or 0, refuse_negative(request.blocks, r))
+        return ReferenceSchedule(requests=tuple(requests), highest_block=highest)
+
+    def _request(
+        self,
+        batch: Batch,
+        pages: PageTable | None,
+        lengths: HostLengths,
+        masks: HostMasks,
+        r: int,
+    ) -> Request:
+        seq_len, rows = lengths.seq_lens[r], lengths.query_len(r)
+        first = seq_len - rows
+        spans = masks.key_spans(self.form.mask, r, first, seq_len - 1, seq_len)
+        pieces = [torch.arange(a, b, device=self.device) for a, b in spans]
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        positions = torch.cat([none, *pieces])
+        where: dict[str, torch.Tensor] = {}
+        if pages is None:
+            where["kv_rows"] = (positions + batch.kv_starts(lengths)[r])[None]
+        else:
+            column = positions // pages.block_size - pages.host_first_blocks(batch.num_reqs)[r]
+            where["blocks"] = pages.block_table[r].long()[column]
+            where["offsets"] = positions % pages.block_size
+        return Request(
+            number=r,
+            first_row=lengths.query_start[r],
+            last_row=lengths.query_start[r + 1],
+            queries=queries_of(self.form.mask, batch, lengths, [r]),
+            positions=positions,
+            **where,
+        )
+
+    def _attend(self, plan: Plan, call: Call) -> None:
+        assert isinstance(plan.schedule, ReferenceSchedule)
+        for request in plan.schedule.requests:
+            k, v = _keys_and_values(request, call)
+            keys, heads = k.shape[1], self.form.num_heads
+            step = max(1, SCORES // max(keys * heads, 1))
+            for first in range(request.first_row, request.last_row, step):
+                rows = slice(first, min(first + step, request.last_row))
+                self._attend_rows(request, call, rows, k, v)
+
+    def _attend_rows(
+        self, request: Request, call: Call, rows: slice, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        """One tile of query rows against all keys of its request."""
+        kv_heads, group = self.form.num_kv_heads, self.form.group_size
+        queries = request.queries.rows(
+            rows.start - request.first_row, rows.stop - request.first_row
+        )
+        count, keys = rows.stop - rows.start, k.shape[1]
+        q = call.q[rows].double().unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
+        q = q.reshape(kv_heads, group * count, -1).contiguous()
+        scores = torch.bmm(q, k.transpose(1, 2)) * self.form.scale
+        scores = self._adjusted(scores.view(-1, count, keys), request, queries, call)
+        topk = None if call.topk_indices is None else call.topk_indices[rows][None]
+        visible = visible_keys(queries, request.positions[None], topk)[0]
+        scores = torch.where(visible, scores, _NEG_INF)
+        sinks = None if call.sinks is None else call.sinks.double()[:, None]
+        weights, lse = _softmax(scores, sinks)
+        out = _weighted(weights.view(kv_heads, group * count, keys), v, visible)
+        out = out.view(kv_heads * group, count, -1).transpose(0, 1)
+        call.out[rows] = out.to(call.out.dtype)
+        if call.lse is not None:
+            call.lse[rows] = lse.transpose(0, 1).float()
+
+    def _adjusted(
+        self, scores: torch.Tensor, request: Request, queries: Queries, call: Call
+    ) -> torch.Tensor:
+        """Soft cap, then ALiBi, then position bias, on scaled scores [heads, rows, keys]."""
+        cap = self.form.logits_soft_cap
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        if call.alibi_slopes is not None:
+            distance = (queries.position[0] - request.positions).abs()
+            scores = scores - call.alibi_slopes.double()[:, None, None] * distance
+        if call.position_bias is not None:
+            bias = call.position_bias
+            bias = bias[request.number] if bias.dim() == 4 else bias
+            bias = bias.index_select(1, queries.index).index_select(2, request.positions)
+            scores = scores + bias.double()
+        return scores
+
+
+def _keys_and_values(request: Request, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The request's keys and values as float64 [kv heads, keys, size]."""
+    if request.kv_rows is not None:
+        assert call.k is not None and call.v is not None
+        k, v = (gather_rows(t, request.kv_rows)[0] for t in (call.k, call.v))
+    else:
+        assert call.cache is not None
+        k, v = (
+            plane[request.blocks, :, request.offsets].transpose(0, 1)
+            for plane in call.cache.pages()
+        )
+    return k.double().contiguous(), v.double().contiguous()
+
+
+def _softmax(
+    scores: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights [heads, rows, keys] and log-sum-exp [heads, rows] of scores with -inf for hidden.
+
+    `sinks` [heads, 1] joins the denominator only.
+    """
+    high = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], _NEG_INF)
+    if sinks is not None:
+        high = torch.maximum(high, sinks)
+    base = torch.where(high == _NEG_INF, 0.0, high)
+    weights = torch.exp(scores - base[..., None])
+    total = weights.sum(-1)
+    if sinks is not None:
+        total = total + torch.exp(sinks - base)
+    lse = base + torch.log(total)
+    return weights / torch.where(total == 0, 1.0, total)[..., None], lse
+
+
+def _weighted(weights: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """Sum of values by weight, in which a hidden value that is not finite plays no part.
+
+    weights [kv heads, group * rows, keys], v [kv heads, keys, size], visible [rows, keys].
+    """
+    finite = torch.isfinite(v)
+    out = torch.bmm(weights, torch.where(finite, v, 0.0))
+    # Only a tensor on the host can be asked for its values without waiting.
+    if v.device.type == "cpu" and bool(finite.all()):
+        return out
+    seen = visible.double().repeat(weights.shape[1] // visible.shape[0], 1)
+    seen = seen.expand(weights.shape[0], *seen.shape)
+    for value in (float("inf"), _NEG_INF, float("nan")):
+        holds = torch.isnan(v) if value != value else v == value
+        met = torch.bmm(seen, holds.double()) > 0
+        out = torch.where(met, out + value, out)
+    return out
