@@ -193,6 +193,18 @@ class Backend:
         assert isinstance(found, Limit), f"{self.name}.takes[{name}] has not been resolved"
         return found
 
+    @property
+    def layouts(self) -> tuple[str, ...] | None:
+        """`kv_layouts` (after resolve)."""
+        assert not isinstance(self.kv_layouts, Cases), f"{self.name} has not been resolved"
+        return self.kv_layouts
+
+    @property
+    def block_size(self) -> int | None:
+        """`preferred_block_size` (after resolve)."""
+        assert not isinstance(self.preferred_block_size, Cases), f"{self.name} is not resolved"
+        return self.preferred_block_size
+
     def resolve(self, world: World) -> Backend:
         """This backend with every `Cases` settled for `world`."""
         changes: dict[str, Any] = {}

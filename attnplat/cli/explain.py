@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from attnplat.cli.main import EXIT_NO, EXIT_OK
+from attnplat.cli.tables import print_table
 from attnplat.config.layer import LayerConfig, config_class
 from attnplat.config.names import Feature, Operation, parse_name
 from attnplat.config.run import RunContext
 from attnplat.config.serial import layer_from_dict
 from attnplat.errors import ConfigError, ConflictError
 from attnplat.platforms import current_platform, platform_for
+from attnplat.platforms.explain import describe, describe_device
+from attnplat.platforms.planning import ModelPlan, PlannedLayer, changes_since
 from attnplat.platforms.platform import Platform
-from attnplat.platforms.selection import Selection
 
 # Options that describe one layer, and the config fields they set.
 _LAYER_OPTIONS = {
@@ -39,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         action="append",
         metavar="NAME",
-        help="a device such as rocm:gfx950, sm90, cpu:amx; repeat for several; default this machine",
+        help="such as rocm:gfx950, sm90, cpu:amx; repeat for several; default this machine",
     )
     parser.add_argument(
         "--assume-packages",
@@ -65,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-invariant", action="store_true", help="results independent of mates"
     )
+    parser.add_argument("--diff", metavar="OLD.json", help="what changed since an earlier --json")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
@@ -73,24 +77,24 @@ def run(args: argparse.Namespace) -> int:
     layers = list(_layers(args))
     platforms = list(_platforms(args))
     run_context = RunContext(batch_invariant=True) if args.batch_invariant else None
-    selections = [
-        (
-            platform,
-            layer,
-            platform.select(
-                layer, args.attention, run=run_context, allow_reference=args.allow_reference
-            ),
-        )
-        for platform in platforms
-        for layer in layers
+    options: dict[str, Any] = {"run": run_context, "allow_reference": args.allow_reference}
+    plans = [p.plan_model(layers, args.attention, **options) for p in platforms]
+    report = [
+        {"device": str(p.device), **plan.to_dict()}
+        for p, plan in zip(platforms, plans, strict=True)
     ]
-    if args.json:
-        print(json.dumps([s.to_dict() for _, _, s in selections], indent=2, sort_keys=True))
+    if args.diff is not None:
+        _print_changes(args.diff, report, args.json)
+    elif args.json:
+        print(json.dumps(report, indent=2, sort_keys=True))
     elif len(platforms) > 1:
-        _print_matrix(platforms, layers, [s for _, _, s in selections])
+        _print_matrix(platforms, layers, plans)
+    elif args.model is not None:
+        print(f"{args.model} on {describe_device(plans[0].layers[0].selection)}")
+        print(plans[0].explain())
     else:
-        print("\n\n".join(selection.explain() for _, _, selection in selections))
-    return EXIT_OK if all(s.ok for _, _, s in selections) else EXIT_NO
+        print(plans[0].layers[0].selection.explain())
+    return EXIT_OK if all(plan.ok for plan in plans) else EXIT_NO
 
 
 def _platforms(args: argparse.Namespace) -> Iterator[Platform]:
@@ -169,24 +173,47 @@ def _option(name: str) -> str:
 
 
 def _print_matrix(
-    platforms: list[Platform], layers: list[LayerConfig], selections: list[Selection]
+    platforms: list[Platform], layers: list[LayerConfig], plans: list[ModelPlan]
 ) -> None:
-    from attnplat.cli.tables import print_table
-    from attnplat.platforms.explain import describe
-
     rows = []
     for index, layer in enumerate(layers):
-        cells = selections[index :: len(layers)]
-        rows.append([describe(layer), *(_cell(s) for s in cells)])
+        rows.append([describe(layer), *(_cell(plan.layers[index]) for plan in plans)])
+    shared = [f"{p.layout}, block {p.block_size}" if p.layout else "" for p in plans]
+    rows.append(["KV cache", *shared])
     print_table(rows, ["layer", *(f"{p.device.platform}:{p.device.arch}" for p in platforms)])
-    for selection in selections:
-        if not selection.ok:
-            print("\n" + selection.failure())
+    for plan in plans:
+        for line in (*plan.notes, *plan.failures):
+            print("\n" + line)
 
 
-def _cell(selection: Selection) -> str:
-    chosen = selection.chosen
-    if chosen is None:
+def _cell(layer: PlannedLayer) -> str:
+    if layer.backend is None:
         return "none"
-    parts = [f"{name} {part.chosen}" for name, part in selection.parts.items()]
-    return f"{chosen} [{chosen.mark}]" + (f" ({', '.join(parts)})" if parts else "")
+    parts = [f"{name} {part.chosen}" for name, part in layer.selection.parts.items()]
+    return f"{layer.backend} [{layer.backend.mark}]" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _print_changes(path: str, report: list[dict[str, Any]], as_json: bool) -> None:
+    old = {entry.get("device"): entry for entry in _read_report(path)}
+    changes = {
+        entry["device"]: changes_since(old.get(entry["device"], {}), entry) for entry in report
+    }
+    if as_json:
+        print(json.dumps(changes, indent=2, sort_keys=True))
+        return
+    for device, lines in changes.items():
+        print(f"{device}: {'no change' if not lines else ''}".rstrip())
+        for line in lines:
+            print(f"  {line}")
+
+
+def _read_report(path: str) -> list[dict[str, Any]]:
+    try:
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--diff {path!r}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--diff {path!r} is not JSON: {error}") from None
+    if not isinstance(report, list) or not all(isinstance(e, dict) for e in report):
+        raise ConfigError(f"--diff {path!r} is not what `attnplat explain --json` writes")
+    return report

@@ -8,6 +8,7 @@ from attnplat.backends.backend import MARK_MEANINGS, Backend, Mark, Rejection
 from attnplat.config.layer import LayerConfig
 
 if TYPE_CHECKING:
+    from attnplat.platforms.planning import ModelPlan, PlannedLayer
     from attnplat.platforms.selection import Selection
 
 # A backend that fails on one of these has nothing more to say that would help.
@@ -35,7 +36,7 @@ def describe(config: LayerConfig) -> str:
 
 def explain(selection: Selection) -> str:
     """The decision and every reason, several lines."""
-    lines = [f"{describe(selection.config)}", f"  on {_where(selection)}"]
+    lines = [f"{describe(selection.config)}", f"  on {describe_device(selection)}"]
     chosen = selection.chosen
     if chosen is None:
         return "\n".join([*lines, *("  " + line for line in failure(selection).splitlines())])
@@ -51,9 +52,31 @@ def explain(selection: Selection) -> str:
     return "\n".join(lines)
 
 
+def explain_plan(plan: ModelPlan) -> str:
+    """A model's plan: one line per kind of layer, what they share, what was given up."""
+    lines = []
+    for layer in plan.layers:
+        lines.append(describe(layer.config))
+        if layer.backend is not None:
+            lines.append(f"  -> {_planned_line(layer)}")
+    if plan.layout is not None:
+        lines.append(f"KV cache: layout {plan.layout}, {plan.block_size} tokens per block")
+    lines += [f"note: {note}" for note in plan.notes]
+    lines += plan.failures
+    return "\n".join(lines)
+
+
+def _planned_line(layer: PlannedLayer) -> str:
+    assert layer.backend is not None
+    parts = [f"{name} {_part_line(part)}" for name, part in layer.selection.parts.items()]
+    tail = f"; {', '.join(parts)}" if parts else ""
+    why = "of what the layers share" if layer.moved else _why(layer.selection)
+    return f"{layer.backend} [{layer.backend.mark}]{tail}, because {why}"
+
+
 def failure(selection: Selection) -> str:
     """Why nothing fits: the one constraint first, every reason, and the nearest fix."""
-    where = _where(selection)
+    where = describe_device(selection)
     what = describe(selection.config)
     if selection.requested is not None and not selection.accepted:
         by = selection.requested_by
@@ -90,7 +113,8 @@ def _killer(selection: Selection) -> str:
     return f": {subject} rules out every candidate"
 
 
-def _where(selection: Selection) -> str:
+def describe_device(selection: Selection) -> str:
+    """The device decided for: `rocm:gfx950 (simulated, packages assumed: full)`."""
     device, inventory = selection.world.device, selection.world.inventory
     assumed = f", packages assumed: {inventory.profile}" if inventory.profile else ""
     return f"{device.platform}:{device.arch}" + (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from attnplat.config.run import RunContext
 from attnplat.errors import NoBackendError, SimulatedDeviceError
 from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.inventory import Inventory
+from attnplat.platforms.planning import ModelPlan, plan_model
 from attnplat.platforms.selection import Selection, Tables, select
 from attnplat.platforms.world import World
 
@@ -80,6 +82,24 @@ class Platform:
         elif attention is not None:
             world = world.replace(wishes=attention)
         return select(self.tables, config, world, allow_reference=allow_reference)
+
+    def plan_model(
+        self,
+        configs: Iterable[LayerConfig],
+        attention: AttentionConfig | None = None,
+        *,
+        run: RunContext | None = None,
+        allow_reference: bool = False,
+    ) -> ModelPlan:
+        """Decide for all layers of a model together: one KV layout and block size for all.
+
+        `configs` holds one config per distinct kind of layer, in model order. Pure; works
+        for simulated devices.
+        """
+        world = self.world(attention, run)
+        return plan_model(
+            [select(self.tables, c, world, allow_reference=allow_reference) for c in configs]
+        )
 
     def get_attn_backend(
         self,

@@ -50,7 +50,7 @@ class Probes(Protocol):
 
     def kfd_opens(self) -> bool: ...
 
-    def wslmake_device(self) -> bool: ...
+    def wsl_device(self) -> bool: ...
 
     def torch(self) -> TorchReading: ...
 
@@ -71,7 +71,7 @@ class SystemProbes:
     def kfd_opens(self) -> bool:
         return os.access("/dev/kfd", os.R_OK | os.W_OK)
 
-    def wslmake_device(self) -> bool:
+    def wsl_device(self) -> bool:
         return Path("/dev/dxg").exists() and Path("/opt/rocm").exists()
 
     def torch(self) -> TorchReading:
@@ -98,7 +98,7 @@ def detect(probes: Probes | None = None, *, may_ask_torch: bool = False) -> Dete
         closed = [str(node.number) for node in nodes if node.properties is None]
         if closed:
             return Detection(notes=(f"KFD nodes {', '.join(closed)} may not be read",))
-        return _from_wsl(probes, may_ask_torch) if probes.wslmake_device() else Detection()
+        return _from_wsl(probes, may_ask_torch) if probes.wsl_device() else Detection()
     if not probes.kfd_opens():
         note = (
             f"{len(found)} AMD devices are here, but /dev/kfd cannot be opened: pass the device "

@@ -1,0 +1,57 @@
+"""`attnplat backends`: what every backend takes, and what each platform prefers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from attnplat.cli.main import EXIT_OK
+from attnplat.cli.tables import print_table
+from attnplat.config.names import Operation
+from attnplat.platforms import PLATFORMS
+from attnplat.platforms.feature_tables import (
+    COLUMNS,
+    FURTHER,
+    Table,
+    feature_tables,
+    priority_table,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--platform", choices=PLATFORMS, help="one platform; default all")
+    parser.add_argument(
+        "--operation", choices=[str(o) for o in Operation], help="one operation; default all"
+    )
+    parser.add_argument("--further", action="store_true", help="the further features instead")
+    parser.add_argument("--preferences", action="store_true", help="what is preferred, and why")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the tables asked for."""
+    tables = _tables(args)
+    if args.json:
+        print(json.dumps([_as_dict(t) for t in tables], indent=2))
+        return EXIT_OK
+    for table in tables:
+        print(f"\n{table.title}")
+        print_table(table.rows, table.headers)
+    return EXIT_OK
+
+
+def _tables(args: argparse.Namespace) -> list[Table]:
+    platforms = [args.platform] if args.platform else list(PLATFORMS)
+    if args.preferences:
+        return [priority_table(p) for p in platforms]
+    columns = FURTHER if args.further else COLUMNS
+    found = [t for p in platforms for t in feature_tables(p, columns)]
+    if args.operation:
+        found = [t for t in found if t.title.endswith(f": {args.operation}")]
+    return found
+
+
+def _as_dict(table: Table) -> dict[str, object]:
+    rows = [dict(zip(table.headers, row, strict=True)) for row in table.rows]
+    return {"title": table.title, "rows": rows}

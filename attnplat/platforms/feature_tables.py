@@ -1,0 +1,195 @@
+"""The catalogs and preferences as tables of words, for the docs and `attnplat backends`.
+
+One table per operation and platform, one row per backend. What depends on the world is
+written out: `A where it holds; else B`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnplat.backends.backend import MARK_MEANINGS, Backend, GraphSupport
+from attnplat.backends.limits import Anything, Cases, Limit
+from attnplat.config.names import AttnType, Feature, Operation
+from attnplat.platforms import PLATFORMS, tables_for
+from attnplat.platforms.selection import Preference, Ranked
+
+Words = Callable[[Backend], str]
+
+SPARSE = frozenset({Operation.SPARSE_MLA, Operation.BLOCK_SPARSE})
+YES, NO = "yes", "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table of words."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def to_markdown(self) -> str:
+        """The table in Markdown, with its title as a heading."""
+        lines = [f"### {self.title}", ""]
+        lines.append("| " + " | ".join(self.headers) + " |")
+        lines.append("|" + "---|" * len(self.headers))
+        lines += ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in self.rows]
+        return "\n".join(lines)
+
+
+def _limit(name: str) -> Words:
+    def words(backend: Backend) -> str:
+        return in_words(backend.takes.get(name, Anything()))
+
+    return words
+
+
+def _feature(feature: Feature) -> Words:
+    def words(backend: Backend) -> str:
+        features = backend.features
+        if not isinstance(features, Cases):
+            return YES if feature in features else NO
+        answers = {feature in value for value in features.values()}
+        if len(answers) == 1:
+            return YES if answers.pop() else NO
+        holding = [_named(p) for p, value in features.cases if feature in value]
+        return "where " + " or ".join(holding) if holding else "depends"
+
+    return words
+
+
+def _attn_types(backend: Backend) -> str:
+    limit = backend.takes.get("attn_type")
+    if limit is None:
+        return "all" if Operation.MHA in backend.serves else str(AttnType.DECODER)
+    return in_words(limit)
+
+
+def _device(backend: Backend) -> str:
+    return "; ".join(f"{k} {in_words(v)}" for k, v in backend.on.items()) or "any"
+
+
+def _packages(backend: Backend) -> str:
+    return ", ".join(p.feature or p.distribution for p in backend.requires) or NO
+
+
+def _graphs(backend: Backend) -> str:
+    if isinstance(backend.graphs, Cases):
+        return in_words(backend.graphs)
+    return GraphSupport(backend.graphs).name.lower()
+
+
+def _layouts(backend: Backend) -> str:
+    return "any" if backend.kv_layouts is None else in_words(backend.kv_layouts)
+
+
+COLUMNS: Mapping[str, Words] = {
+    "backend": lambda b: b.name,
+    "mark": lambda b: str(b.mark),
+    "dtypes": _limit("dtype"),
+    "KV dtypes": _limit("kv_cache_dtype"),
+    "block sizes": _limit("block_size"),
+    "head sizes": _limit("head_size"),
+    "attention types": _attn_types,
+    "sinks": _feature(Feature.SINKS),
+    "non-causal": _feature(Feature.NON_CAUSAL),
+    "sparse": lambda b: YES if b.serves & SPARSE else NO,
+    "MM prefix": _feature(Feature.MM_PREFIX),
+    "DCP": _feature(Feature.DCP),
+    "device": _device,
+    "needs": _packages,
+}
+FURTHER: Mapping[str, Words] = {
+    "backend": lambda b: b.name,
+    "window": _feature(Feature.SLIDING_WINDOW),
+    "soft cap": _feature(Feature.LOGITS_SOFT_CAP),
+    "ALiBi": _feature(Feature.ALIBI),
+    "V head size": _feature(Feature.V_HEAD_SIZE),
+    "LSE": _feature(Feature.LSE),
+    "tree mask": _feature(Feature.TREE_MASK),
+    "chunked": _feature(Feature.CHUNKED_LOCAL),
+    "RSWA": _feature(Feature.RSWA),
+    "head scales": _feature(Feature.PER_HEAD_QUANT_SCALES),
+    "batch invariant": _feature(Feature.BATCH_INVARIANCE),
+    "PCP": _feature(Feature.PCP),
+    "KV connector": _feature(Feature.KV_CONNECTOR),
+    "adaptive verification": _feature(Feature.ADAPTIVE_VERIFICATION),
+    "layouts": _layouts,
+    "graphs": _graphs,
+}
+
+
+def feature_tables(platform: str, columns: Mapping[str, Words] = COLUMNS) -> Iterator[Table]:
+    """One table per operation of a platform, in the catalog's order."""
+    catalog = tables_for(platform).catalog
+    for operation in Operation:
+        rows = [b for b in catalog if operation in b.serves]
+        if rows:
+            yield Table(
+                f"{platform}: {operation}",
+                tuple(columns),
+                tuple(tuple(words(b) for words in columns.values()) for b in rows),
+            )
+
+
+def priority_table(platform: str) -> Table:
+    """A platform's preferences, first match first, and the backends in no row."""
+    tables = tables_for(platform)
+    rows = [_preference_row(row) for row in tables.preferences]
+    rows += [("by name only", "", b.name, b.because) for b in tables.by_name]
+    return Table(f"{platform}: preferences", ("for", "where", "order", "because"), tuple(rows))
+
+
+def _preference_row(row: Preference) -> tuple[str, str, str, str]:
+    where = [f"{name} {in_words(limit)}" for name, limit in row.on.items()]
+    if row.when is not None:
+        where.append(_named(row.when))
+    return (
+        ", ".join(sorted(row.serves)),
+        "; ".join(where),
+        ", ".join(_member(m) for m in row.order),
+        row.because,
+    )
+
+
+def _member(member: str | Ranked) -> str:
+    if isinstance(member, Ranked):
+        return f"{member.name} (where {_named(member.when)})"
+    return member
+
+
+def in_words(value: Any) -> str:
+    """A limit, a tuple of names, or `Cases` of them, in words."""
+    if isinstance(value, Cases):
+        parts = [f"{in_words(v)} where {_named(p)}" for p, v in value.cases]
+        return "; ".join([*parts, f"else {in_words(value.otherwise)}"])
+    if isinstance(value, Limit):
+        return "any" if isinstance(value, Anything) else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return "any" if value is None else str(getattr(value, "name", value)).lower()
+
+
+def _named(predicate: Callable[..., bool]) -> str:
+    return predicate.__name__.strip("_").replace("_", " ")
+
+
+def backends_document() -> str:
+    """The whole of docs/backends.md."""
+    lines = [
+        "# Backends",
+        "",
+        "Generated from the catalogs by `make generate`; do not edit.",
+        "",
+        "Marks: " + "; ".join(f"**{m}** {text}" for m, text in MARK_MEANINGS.items()) + ".",
+    ]
+    for platform in PLATFORMS:
+        lines += ["", f"## {platform}", "", priority_table(platform).to_markdown()]
+        for columns in (COLUMNS, FURTHER):
+            for table in feature_tables(platform, columns):
+                further = " (further features)" if columns is FURTHER else ""
+                titled = Table(table.title + further, table.headers, table.rows)
+                lines += ["", titled.to_markdown()]
+    return "\n".join(lines) + "\n"
