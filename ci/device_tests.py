@@ -32,7 +32,8 @@ def read_counts(report: Path) -> tuple[int, int]:
     if not report.exists():
         return 0, 0
     suites = list(ElementTree.parse(report).iter("testsuite"))
-    return tuple(sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "skipped"))
+    tests, skipped = (sum(int(s.get(key, 0)) for s in suites) for key in ("tests", "skipped"))
+    return tests, skipped
 
 
 def main() -> int:

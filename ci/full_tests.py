@@ -133,9 +133,8 @@ def run_suite(name: str, python: str | Path, arguments: list[str]) -> dict[str, 
         suites = list(ElementTree.parse(report).iter("testsuite"))
     keys = ("tests", "failures", "errors", "skipped")
     total, failed, errors, skipped = (sum(int(s.get(k, 0)) for s in suites) for k in keys)
-    version = subprocess.check_output(
-        [str(python), "-c", "import platform as p; print(p.python_version())"], text=True
-    )
+    ask = [str(python), "-c", "import platform; print(platform.python_version())"]
+    version = subprocess.check_output(ask, text=True)
     return {
         "name": name,
         "python": version.strip(),
@@ -144,7 +143,7 @@ def run_suite(name: str, python: str | Path, arguments: list[str]) -> dict[str, 
         "errors": errors,
         "skipped": skipped,
         "seconds": round(time.monotonic() - started),
-    }  # fmt: skip
+    }
 
 
 def run_other_python(version: str) -> dict[str, Any]:
@@ -171,10 +170,11 @@ def run_all() -> int:
     suites = [run_other_python(version) for version in OTHER_PYTHONS]
     suites.append(run_suite("all tests", sys.executable, ["tests"]))
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    version = read_version(ROOT)
     record = {
         "schema": SCHEMA,
         "date": now.isoformat(),
-        "version": read_version(ROOT),
+        "version": version,
         "sources": before,
         "machine": {
             "system": platform.system(),
@@ -186,7 +186,7 @@ def run_all() -> int:
         "outcome": "passed",
     }
     name = f"{now.date().isoformat()}-{before[:8]}.json"
-    found = problems(record, name=name, versions=[record["version"]])
+    found = problems(record, name=name, versions=[version])
     if sources_hash(ROOT) != before:
         found.append("the sources changed while the tests ran")
     if found:

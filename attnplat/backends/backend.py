@@ -55,7 +55,8 @@ class Package:
 
     Attributes:
         distribution: the name on the package index (AMD's aiter is `amd-aiter`).
-        feature: an inventory feature that must be usable, beyond being installed.
+        feature: the inventory feature that must be usable. It tells by itself whether the
+            package, or another that offers the same, is installed.
         why: what the backend uses it for.
     """
 
@@ -73,7 +74,11 @@ class Rule:
         when: named pure function of config and world; True refuses.
         because: completes "refused because ...".
         example: a config that the rule refuses, for the generated tests.
-        example_world: changes to the World (`run`, `device`, ...) the example needs.
+        example_world: the World the example needs where the platform's first device with
+            everything installed does not do: `arch`, `profile`, or parts of the World by name
+            (`run`, `wishes`, `device`, `inventory`).
+        last: asked only of a layer that nothing else refuses, because it says more of the
+            run than of the layer.
     """
 
     code: str
@@ -81,6 +86,7 @@ class Rule:
     because: str
     example: LayerConfig | None = None
     example_world: Mapping[str, Any] = field(default_factory=dict)
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,11 +117,13 @@ class Rejection:
             case "operation":
                 text = f"the layer is {got}, it serves {self.takes}"
             case "field":
-                text = f"config.{self.subject} is {got}{by}, takes {self.takes}"
+                value = "not given" if got is None else got
+                text = f"config.{self.subject} is {value}{by}, takes {self.takes}"
             case "feature":
                 text = f"the layer wants {self.subject}{by}, {self.takes}"
             case "device":
-                text = f"device.{self.subject} is {got}, takes {self.takes}"
+                value = "unknown" if got is None else got
+                text = f"device.{self.subject} is {value}, takes {self.takes}"
             case _:
                 text = self.takes
         return f"{self.backend}: {text}"
@@ -218,37 +226,44 @@ class Backend:
                 changes[name] = value.resolve(world)
         return replace(self, **changes) if changes else self
 
-    def refuse(self, config: LayerConfig, world: World) -> tuple[Rejection, ...]:
+    def refuse(
+        self, config: LayerConfig, world: World, *, cached: bool | None = None
+    ) -> tuple[Rejection, ...]:
         """Every reason against serving `config` in `world`; empty when it fits.
 
-        Call it on a resolved backend.
+        Call it on a resolved backend. `cached` says whether what concerns the KV cache is
+        asked; by default it is asked of layers that have one.
         """
-        return (
+        cached = config.has_kv_cache if cached is None else cached
+        reasons = (
             *self._refuse_operation(config),
-            *self._refuse_fields(config),
-            *self._refuse_features(config, world),
+            *self._refuse_fields(config, cached),
+            *self._refuse_features(config, world, cached),
             *self._refuse_device(world),
             *self._refuse_packages(world),
-            *self._refuse_rules(config, world),
+            *self._refuse_rules(config, world, last=False),
         )
+        return reasons or tuple(self._refuse_rules(config, world, last=True))
 
     def _refuse_operation(self, config: LayerConfig) -> Iterator[Rejection]:
         if config.operation not in self.serves:
             serves = ", ".join(sorted(self.serves))
             yield Rejection(self.name, "operation", "operation", config.operation, serves)
 
-    def _refuse_fields(self, config: LayerConfig) -> Iterator[Rejection]:
+    def _refuse_fields(self, config: LayerConfig, cached: bool) -> Iterator[Rejection]:
         for name, limit in self.takes.items():
             assert isinstance(limit, Limit)
-            if name == "kv_cache_dtype" and not config.has_kv_cache:
+            if name == "kv_cache_dtype" and not cached:
                 continue
             value = getattr(config, name, None)
             if not limit.accepts(value):
                 yield Rejection(self.name, "field", name, value, str(limit), config.source_of(name))
 
-    def _refuse_features(self, config: LayerConfig, world: World) -> Iterator[Rejection]:
+    def _refuse_features(
+        self, config: LayerConfig, world: World, cached: bool
+    ) -> Iterator[Rejection]:
         assert isinstance(self.features, frozenset)
-        wanted = wanted_features(config, world)
+        wanted = wanted_features(config, world, cached)
         if wanted <= self.features:
             return
         for feature in sorted(wanted - self.features):
@@ -270,9 +285,11 @@ class Backend:
                 subject = package.feature or package.distribution
                 yield Rejection(self.name, "package", subject, None, missing, "device")
 
-    def _refuse_rules(self, config: LayerConfig, world: World) -> Iterator[Rejection]:
+    def _refuse_rules(
+        self, config: LayerConfig, world: World, *, last: bool
+    ) -> Iterator[Rejection]:
         for rule in self.forbids:
-            if rule.when(config, world):
+            if rule.last == last and rule.when(config, world):
                 yield Rejection(self.name, "rule", rule.code, None, rule.because)
 
     def load(self) -> type[Any]:
@@ -299,12 +316,15 @@ _ANYTHING = Anything()
 _MLA_OPERATIONS = frozenset({Operation.MLA, Operation.SPARSE_MLA})
 
 
-def wanted_features(config: LayerConfig, world: World) -> frozenset[Feature]:
-    """What the layer and the run want together of a layer's backend."""
+def wanted_features(config: LayerConfig, world: World, cached: bool) -> frozenset[Feature]:
+    """What the layer and the run want together of a layer's backend.
+
+    `cached`: whether what a run wants of the KV cache is wanted of this layer.
+    """
     run = world.run_needs
     if not run:
         return config.needs
-    wanted = config.needs | (run if config.has_kv_cache else run - _CACHE_FEATURES)
+    wanted = config.needs | (run if cached else run - _CACHE_FEATURES)
     both = Feature.NON_CAUSAL in wanted and Feature.DCP in wanted
     if both and config.operation in _MLA_OPERATIONS:
         wanted |= {Feature.NON_CAUSAL_DCP}
@@ -321,10 +341,12 @@ def missing_package(package: Package, world: World) -> str | None:
     """Why `package` is not usable in `world`, as a sentence; None when it is."""
     inventory = world.inventory
     uses = f" ({package.why})" if package.why else ""
+    if package.feature is not None:
+        if inventory.usable(package.feature):
+            return None
+        return f"needs {package.distribution}{uses}: {inventory.features[package.feature].how}"
     if package.distribution not in inventory.packages:
         return f"needs the package {package.distribution}{uses}, which is not installed"
-    if package.feature is not None and not inventory.usable(package.feature):
-        return f"needs {package.feature}{uses}, which {package.distribution} does not offer here"
     return None
 
 

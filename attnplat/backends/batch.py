@@ -532,10 +532,11 @@ class PageTable:
 def pack_tree_mask(visible: torch.Tensor) -> torch.Tensor:
     """`Batch.tree_mask` from bool [num_tokens, max_query_len]: uint8, least significant bit first."""
     rows, width = visible.shape
-    padded = torch.zeros(rows, -(-width // 8) * 8, dtype=torch.uint8, device=visible.device)
+    num_bytes = -(-width // 8)
+    padded = torch.zeros(rows, num_bytes * 8, dtype=torch.uint8, device=visible.device)
     padded[:, :width] = visible
     weights = torch.tensor([1 << b for b in range(8)], dtype=torch.uint8, device=visible.device)
-    return (padded.view(rows, -1, 8) * weights).sum(-1, dtype=torch.uint8)
+    return (padded.view(rows, num_bytes, 8) * weights).sum(-1, dtype=torch.uint8)
 
 
 _LIST_DTYPES = {

@@ -27,7 +27,6 @@ from attnplat.errors import (
     HostLengthsNeededError,
     PlanMismatchError,
     UnsupportedCallError,
-    WorkspaceTooSmallError,
 )
 
 
@@ -61,8 +60,9 @@ class Schedule:
 class Plan:
     """How one step's batch runs through every layer of one plan key.
 
-    Read-only: it may run on many layers, many times, in any order. The device tensors of its
-    batch and pages must stay alive and unchanged until the last run has been enqueued.
+    Read-only: it may run on many layers, many times, in any order, but not on two threads or
+    streams at once, as its runs share a workspace. The device tensors of its batch and pages
+    must stay alive and unchanged until the last run has been enqueued.
 
     Attributes:
         key: the `plan_key` of the layers it is for.
@@ -71,6 +71,7 @@ class Plan:
         slots: where new tokens are written; None when this step writes none.
         bounds: the limits that `update` must keep, or None.
         validate: whether values are looked at, too.
+        workspace: the caller's, or None.
         schedule: the backend's own part.
     """
 
@@ -81,6 +82,7 @@ class Plan:
     slots: Slots | None
     bounds: BatchBounds | None
     validate: bool
+    workspace: Workspace | None
     schedule: Schedule
 
 
@@ -236,7 +238,7 @@ class AttentionImpl(ABC):
         )
 
     def workspace_bytes(self, bounds: BatchBounds) -> int:
-        """Bytes of workspace that a plan within `bounds` takes. Default: none."""
+        """Bytes of workspace with which every plan within `bounds` can do. Default: none."""
         return 0
 
     # A step -------------------------------------------------------------------------------
@@ -253,6 +255,8 @@ class AttentionImpl(ABC):
         """How this batch runs; made once a step and shared by layers of equal `plan_key`.
 
         Without `pages`, keys and values come with each call (`forward(..., kv=(k, v))`).
+        `workspace` is scratch that plans used one after the other may share, and that spares
+        allocating it each step; without one the plan brings its own.
         `bounds` are the limits later updates will keep. `validate` looks at values on the
         device, too, and waits for it.
 
@@ -261,7 +265,7 @@ class AttentionImpl(ABC):
                 ones it did; pages for a layer without a cache.
             PlanMismatchError: a device or size that does not fit; a batch past its bounds.
             HostLengthsNeededError: exact lengths needed, and the batch carries none.
-            WorkspaceTooSmallError: a workspace smaller than `workspace_bytes(bounds)`.
+            WorkspaceTooSmallError: a workspace with less room left than the plan needs.
             ConfigError: with validate, a value that cannot be.
         """
         self._check_batch(batch)
@@ -271,7 +275,6 @@ class AttentionImpl(ABC):
             slots = self._check_pages(batch, pages, lengths)
         if bounds is not None and (excess := bounds.exceeded_by(batch)):
             raise PlanMismatchError(excess)
-        self._check_workspace(workspace, bounds, batch)
         if validate:
             batch.validate(self_attention=self.form.self_attention)
         if validate and pages is not None:
@@ -284,6 +287,7 @@ class AttentionImpl(ABC):
             slots=slots,
             bounds=bounds,
             validate=validate,
+            workspace=workspace,
             schedule=self._schedule(batch, pages, lengths, workspace),
         )
 
@@ -296,7 +300,13 @@ class AttentionImpl(ABC):
         Raises as `plan` does; PlanMismatchError also for a plan of another key.
         """
         self._check_key(plan)
-        return self.plan(batch, pages, bounds=plan.bounds, validate=plan.validate)
+        return self.plan(
+            batch,
+            pages,
+            workspace=plan.workspace,
+            bounds=plan.bounds,
+            validate=plan.validate,
+        )
 
     def write_kv(
         self, cache: KVCache, k: torch.Tensor, v: torch.Tensor | None, where: PageTable | Plan
@@ -518,25 +528,6 @@ class AttentionImpl(ABC):
         own = self.form.self_attention
         self._check("pages.slot_mapping", slots, (batch.num_tokens if own else None,), torch.int64)
         return Slots.of(slots, batch.query_start_loc[-1] if own else None)
-
-    def _check_workspace(
-        self, workspace: Workspace | None, bounds: BatchBounds | None, batch: Batch
-    ) -> None:
-        needed = self.workspace_bytes(
-            bounds
-            or BatchBounds(
-                max_reqs=batch.num_reqs,
-                max_tokens=batch.num_tokens,
-                max_query_len=batch.max_query_len,
-                max_seq_len=batch.max_seq_len,
-            )
-        )
-        have = 0 if workspace is None else workspace.free_nbytes
-        if needed > have:
-            raise WorkspaceTooSmallError(
-                f"{self.name} needs {needed} bytes of workspace and has {have}; "
-                f"workspace.reserve({needed}) before planning"
-            )
 
     def _first_keys(self, batch: Batch) -> list[int]:
         start, lens = batch.query_start_loc.tolist(), batch.seq_lens.tolist()

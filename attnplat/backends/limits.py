@@ -7,7 +7,7 @@ None means unknown and passes every limit except `Required`. Standard library on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -375,7 +375,7 @@ class Required(Limit):
         return self.limit.inside() if value is None else self.limit.nearest(value)
 
     def __str__(self) -> str:
-        return f"{self.limit} (must be given)"
+        return str(self.limit)
 
 
 class Nothing(Limit):
@@ -427,8 +427,25 @@ class Cases:
         return f"Cases({', '.join(p.__name__ for p, _ in self.cases)})"
 
 
+class FeaturesWhen(Cases):
+    """A set of features, some of which are taken only where a predicate of the world holds."""
+
+    def __init__(self, always: Iterable[Any], when: Mapping[Any, WorldPredicate]) -> None:
+        base = frozenset(always)
+        super().__init__(*((p, base | {f}) for f, p in when.items()), otherwise=base)
+        self._when = tuple(when.items())
+
+    def resolve(self, world: World) -> Any:
+        """The features taken in `world`: each condition is asked for itself."""
+        held = [feature for feature, predicate in self._when if predicate(world)]
+        return self.otherwise.union(held) if held else self.otherwise
+
+
 def _shown(value: Any) -> str:
-    return ".".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """A pair is a version (`9.0`), a longer tuple the sizes of a head (`128/64/128`)."""
+    if not isinstance(value, tuple):
+        return str(value)
+    return ("." if len(value) == 2 else "/").join(map(str, value))
 
 
 def _listed(values: tuple[Any, ...]) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from attnplat.backends.checks import same_device
@@ -31,6 +34,20 @@ class Workspace:
         self._arena = self._allocate(nbytes)
         self._zeroed = torch.zeros(zeroed_nbytes, dtype=torch.uint8, device=self.device)
         self._taken = 0
+
+    @classmethod
+    def of_size(
+        cls, given: Workspace | None, device: torch.device | str, nbytes: int
+    ) -> Workspace:
+        """The caller's workspace if there is one, else a new one; either has `nbytes` left.
+
+        Raises WorkspaceTooSmallError when the caller's has less: it is never grown unasked.
+        """
+        if given is None:
+            return cls(device, nbytes)
+        if given.free_nbytes < nbytes:
+            raise given._too_small(nbytes)
+        return given
 
     @property
     def nbytes(self) -> int:
@@ -64,10 +81,7 @@ class Workspace:
         """
         start = _round_up(self._arena.data_ptr() + self._taken, align) - self._arena.data_ptr()
         if start + nbytes > self.nbytes:
-            raise WorkspaceTooSmallError(
-                f"workspace holds {self.nbytes} bytes, {self._taken} are taken and {nbytes} more "
-                f"are needed; reserve({start + nbytes}) before planning"
-            )
+            raise self._too_small(nbytes)
         self._taken = start + nbytes
         return self._arena[start : start + nbytes]
 
@@ -86,6 +100,21 @@ class Workspace:
     def reset(self) -> None:
         """Take every piece back; the next `take` starts at the front."""
         self._taken = 0
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Pieces taken inside are taken back at the end, so the next borrower gets the same."""
+        before = self._taken
+        try:
+            yield
+        finally:
+            self._taken = before
+
+    def _too_small(self, nbytes: int) -> WorkspaceTooSmallError:
+        return WorkspaceTooSmallError(
+            f"workspace has {self.nbytes} bytes, {self._taken} of them taken, and {nbytes} are "
+            f"needed; reserve({self._taken + nbytes + ALIGNMENT}) before planning"
+        )
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)

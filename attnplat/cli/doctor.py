@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import platform as host
-import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 from attnplat.cli.main import EXIT_BAD_INPUT, EXIT_OK
 from attnplat.cli.tables import print_table
+from attnplat.config.attention import AttentionConfig
 from attnplat.config.env import ENV_VARS, Environment, read_env
-from attnplat.errors import AttnplatError
+from attnplat.errors import AttnplatError, ConfigError
 from attnplat.platforms import PLATFORMS, current_platform
 from attnplat.platforms.detection import Detection
-from attnplat.platforms.device import DeviceInfo
+from attnplat.platforms.device import DeviceInfo, PlatformName
 from attnplat.platforms.distributions import DISTRIBUTIONS
 from attnplat.platforms.inventory import FEATURES, SWITCHES, Inventory
 
@@ -68,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 0 unless something the user set is wrong."""
+    if args.attention != AttentionConfig():
+        raise ConfigError("doctor reads no attention options; attnplat explain does")
     examination = examine()
     found = findings(examination)
     if args.json:
@@ -80,31 +83,48 @@ def run(args: argparse.Namespace) -> int:
 def examine() -> Examination:
     """Look at this machine; what the user set wrongly is kept as errors."""
     errors: list[str] = []
+    environment = Environment()
     try:
         environment = read_env()
-    except AttnplatError as error:
+    except ConfigError as error:
         errors.append(str(error))
-        environment = Environment()
-    device = None
-    detections: dict[str, Detection] = {}
-    if not errors:
-        try:
-            device = current_platform().device
-        except AttnplatError as error:
-            errors.append(str(error))
-    for name in PLATFORMS:
-        try:
-            detections[name] = import_module(f"attnplat.platforms.{name}.detect").detect()
-        except AttnplatError as error:
-            detections[name] = Detection(notes=(str(error),))
+    detections = {name: _detect(name, environment, errors) for name in PLATFORMS}
     return Examination(
-        device=device,
+        device=_used_device(environment, detections, errors),
         detections=detections,
         inventory=Inventory.installed(environment),
         environment=environment,
         cache=check_cache_folder(cache_folder(environment)),
-        errors=tuple(errors),
+        errors=tuple(dict.fromkeys(errors)),
     )
+
+
+def _detect(name: str, environment: Environment, errors: list[str]) -> Detection:
+    """The platform's devices; a processor that cannot be limited as asked is told as it is."""
+    module = import_module(f"attnplat.platforms.{name}.detect")
+    found: Detection
+    if name != PlatformName.CPU:
+        found = module.detect()
+        return found
+    try:
+        found = module.detect(module.SystemProbes(environment))
+    except ConfigError as error:
+        errors.append(str(error))
+        found = module.detect(module.SystemProbes(Environment()))
+    return found
+
+
+def _used_device(
+    environment: Environment, detections: Mapping[str, Detection], errors: list[str]
+) -> DeviceInfo | None:
+    """What `current_platform()` answers for, without looking for devices a second time."""
+    if environment.device is None:
+        return next((d for found in detections.values() for d in found.devices), None)
+    try:
+        return current_platform().device
+    except AttnplatError as error:
+        errors.append(str(error))
+        return None
 
 
 def cache_folder(environment: Environment) -> Path:
@@ -123,15 +143,21 @@ def check_cache_folder(path: Path) -> CacheFolder:
         return CacheFolder(path, "no folder above it exists")
     if not existing.is_dir():
         return CacheFolder(path, f"{existing} is not a folder")
-    if existing != path:
-        allowed = os.access(existing, os.W_OK | os.X_OK)
-        return CacheFolder(path, None if allowed else f"{existing} is not writable")
     try:
-        with tempfile.TemporaryFile(dir=path) as probe:
-            probe.write(b"attnplat")
+        _write_and_remove(existing / f".attnplat-{os.getpid()}-{time.monotonic_ns()}")
     except OSError as error:
-        return CacheFolder(path, error.strerror or str(error))
+        return CacheFolder(path, f"{existing}: {error.strerror or error}")
     return CacheFolder(path, None)
+
+
+def _write_and_remove(path: Path) -> None:
+    # Permission bits do not tell: root passes them, and a disk may be full or read-only.
+    with path.open("xb") as probe:
+        try:
+            probe.write(b"attnplat")
+            probe.flush()
+        finally:
+            path.unlink()
 
 
 def findings(examination: Examination) -> list[Finding]:
@@ -155,7 +181,9 @@ def findings(examination: Examination) -> list[Finding]:
 
 
 def _device_fix(note: str) -> str:
-    return "pip install nvidia-ml-py" if "nvidia-ml-py is not installed" in note else ""
+    if "NVML cannot be loaded" in note:
+        return "in a container, add utility to NVIDIA_DRIVER_CAPABILITIES"
+    return ""
 
 
 def _torch_findings(examination: Examination) -> list[Finding]:
@@ -217,7 +245,7 @@ def print_report(examination: Examination, found: Iterable[Finding]) -> None:
     _print_packages(examination)
     _print_features(examination)
     print("\nSettings")
-    print_table(_setting_rows(examination), ("name", "value", "set by", "meaning"))
+    print_table(_setting_rows(examination), ("name", "value", "set by"))
     cache = examination.cache
     print(f"\nCache folder {cache.path}: {cache.problem or 'writable'}")
     rows = [(f.level, f.text, f.fix) for f in found]
@@ -257,23 +285,23 @@ def _print_packages(examination: Examination) -> None:
 
 def _print_features(examination: Examination) -> None:
     """Features of the accelerators that are here; a plain CPU machine has none to tell of."""
-    if not {"cuda", "rocm"} & set(examination.platforms):
-        return
+    here = set(examination.platforms)
     found = examination.inventory.features
     rows = [
-        (name, "yes" if found[name].usable else "no", meaning, found[name].how)
-        for name, (meaning, _) in FEATURES.items()
+        (name, "yes" if found[name].usable else "no", spec.meaning, found[name].how)
+        for name, spec in FEATURES.items()
+        if here & set(spec.platforms)
     ]
-    print("\nFeatures")
-    print_table(rows, ("feature", "usable", "meaning", "because"))
+    if rows:
+        print("\nFeatures")
+        print_table(rows, ("feature", "usable", "meaning", "because"))
 
 
 def _setting_rows(examination: Examination) -> list[tuple[str, ...]]:
-    """Every variable that is set, and the switches that matter on the platforms here."""
+    """Every variable, but switches of platforms that are not here only where they are set."""
     values = examination.environment.to_dict()
     rows: list[tuple[str, ...]] = [
-        (v.name, str(values.get(v.name, v.default)), _set_by(v.name in values), v.meaning)
-        for v in ENV_VARS
+        (v.name, str(values.get(v.name, v.default)), _set_by(v.name in values)) for v in ENV_VARS
     ]
     own = {spec.variable for spec in SWITCHES.values()}
     if "rocm" not in examination.platforms:

@@ -55,7 +55,10 @@ def _print_rich(cells: Sequence[Sequence[str]], headers: Sequence[str], title: s
         pad_edge=False,
     )
     for column in range(len(headers) if headers else len(cells[0]) if cells else 0):
-        table.add_column(Text(headers[column]) if headers else "", overflow="fold")
+        # A name that is cut in two cannot be copied, so the first column keeps its width.
+        table.add_column(
+            Text(headers[column]) if headers else "", overflow="fold", no_wrap=column == 0
+        )
     for row in cells:
         table.add_row(*map(Text, row))
     Console().print(table)

@@ -97,6 +97,7 @@ class DriverEnvironment(NamedTuple):
     hsa_override_gfx_version: str | None = None
     cuda_home: str | None = None
     path: str | None = None
+    flash_attention_triton_amd_enable: str | None = None
 
 
 def _boolean(text: str) -> bool:
@@ -225,6 +226,7 @@ def read_driver_env(environ: Mapping[str, str] | None = None) -> DriverEnvironme
         hsa_override_gfx_version=environ.get("HSA_OVERRIDE_GFX_VERSION"),
         cuda_home=environ.get("CUDA_HOME") or environ.get("CUDA_PATH"),
         path=environ.get("PATH"),
+        flash_attention_triton_amd_enable=environ.get("FLASH_ATTENTION_TRITON_AMD_ENABLE"),
     )
 
 
@@ -240,8 +242,13 @@ def _notices(environ: Mapping[str, str]) -> tuple[str, ...]:
     notices = []
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
-            closest = closest_name(name, known)
-            hint = f"did you mean {closest}?" if closest else f"known: {', '.join(sorted(known))}"
+            # Without the prefix that all share, and that would make any two look alike.
+            closest = closest_name(name.removeprefix(PREFIX), (var.field for var in ENV_VARS))
+            hint = (
+                f"did you mean {PREFIX}{closest.upper()}?"
+                if closest
+                else f"known: {', '.join(sorted(known))}"
+            )
             notices.append(f"{name} is not a variable that attnplat reads; {hint}")
     for var in REPLACED_VARS:
         if var.name in environ:

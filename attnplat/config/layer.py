@@ -370,6 +370,8 @@ class SparseMlaConfig(MlaConfig):
         index_head_dim: elements of one indexer key; 128 in every published model.
         index_n_heads: query heads of the indexer.
         model_type: the Hugging Face model type; formats of the indexer depend on it.
+        o_groups: output groups of the whole model, whose heads share one output projection
+            (DeepSeek-V4).
     """
 
     operation: ClassVar[Operation] = Operation.SPARSE_MLA
@@ -377,11 +379,13 @@ class SparseMlaConfig(MlaConfig):
     index_head_dim: int = 128
     index_n_heads: int | None = None
     model_type: str | None = None
+    o_groups: int | None = None
 
     def _validate(self) -> None:
         super()._validate()
         self._check_size("index_head_dim", required=True)
         self._check_size("index_n_heads")
+        self._check_size("o_groups")
 
     def indexer(self) -> IndexerConfig:
         """The scorer that chooses this layer's keys."""
@@ -418,9 +422,15 @@ class MlaPrefillConfig(LayerConfig):
         return False
 
     @property
-    def dims(self) -> tuple[int, int, int]:
-        """(nope, rope, value) elements of a head, 0 where unknown."""
-        return (self.qk_nope_head_dim or 0, self.qk_rope_head_dim or 0, self.v_head_size or 0)
+    def dims(self) -> tuple[int, int, int] | None:
+        """(nope, rope, value) elements of a head; None unless all three are known."""
+        nope, rope, value = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_size
+        if nope is None or rope is None or value is None:
+            return None
+        return (nope, rope, value)
+
+
+BLOCK_SPARSE_MODELS = ("minimax_m3", "step5")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,20 +438,20 @@ class BlockSparseConfig(LayerConfig):
     """Attention over blocks of keys chosen per query (MiniMax-M3, Step5).
 
     Attributes:
-        model: the model family whose scheme it is.
+        model: the model family whose scheme it is; None when unknown.
         topk_blocks: blocks each query reads.
     """
 
     operation: ClassVar[Operation] = Operation.BLOCK_SPARSE
 
-    model: str = "minimax_m3"
+    model: str | None = None
     topk_blocks: int | None = None
     sliding_window: tuple[int, int] = OPEN_WINDOW
     sinks: bool = False
 
     def _validate(self) -> None:
-        if self.model not in ("minimax_m3", "step5"):
-            raise UnknownNameError("block-sparse model", self.model, ("minimax_m3", "step5"))
+        if self.model not in (None, *BLOCK_SPARSE_MODELS):
+            raise UnknownNameError("block-sparse model", self.model, BLOCK_SPARSE_MODELS)
         self._check_size("topk_blocks")
         self._check_flags("sinks")
         _check_window(self)

@@ -13,10 +13,20 @@ from attnplat.config.layer import (
     MlaConfig,
     SparseMlaConfig,
 )
-from attnplat.config.names import AttnType
+from attnplat.config.names import AttnType, Role
 from attnplat.models.fields import Fields
 from attnplat.models.parts import Part
-from attnplat.models.patterns import CHUNKED, COMPRESSED, INDEXED, MINIMAX, SLIDING
+from attnplat.models.patterns import (
+    CHUNKED,
+    COMPRESSED,
+    FULL,
+    HEAVILY_COMPRESSED,
+    HYBRID,
+    INDEXED,
+    MINIMAX,
+    SLIDING,
+    WINDOWS,
+)
 from attnplat.models.request import Request
 
 C = TypeVar("C", bound=LayerConfig)
@@ -29,10 +39,12 @@ def grouped(fields: Fields, kind: str, part: Part, request: Request) -> LayerCon
     Without a head size it is hidden size / heads; without key-value heads there are as many
     as query heads. Raises ConfigError where either does not divide.
     """
-    values = shape(fields, kind, part)
-    values |= visible(fields, kind)
-    values |= {"attn_type": part.attn_type, "role": part.role}
-    values |= part.extras(fields, kind)
+    accept(fields, kind, FULL, SLIDING, CHUNKED, HYBRID, *_vision_kinds(part))
+    given = extras(fields, kind, part)
+    values = shape(fields, part, given)
+    if "sliding_window" not in given:
+        values |= visible(fields, kind, part)
+    values |= {"attn_type": part.attn_type, "role": part.role, **given}
     heads, kv_heads = values["num_heads"], values["num_kv_heads"]
     if heads % kv_heads:
         takes = f"a multiple of {part.kv_heads[0]} ({kv_heads})"
@@ -42,25 +54,42 @@ def grouped(fields: Fields, kind: str, part: Part, request: Request) -> LayerCon
     return made(MhaConfig, values, request)
 
 
-def shape(fields: Fields, kind: str, part: Part) -> dict[str, Any]:
-    """Head size and head counts of the whole model; what `extras` sets is not read."""
-    given = part.extras(fields, kind)
+def accept(fields: Fields, kind: str, *kinds: str) -> None:
+    """Raise ConfigError for a kind of layer that the family does not have."""
+    if kind not in kinds:
+        of = f"model type {fields.model_type!r}" if fields.model_type else "this model"
+        takes = f"kinds that {of} is known to have: {', '.join(kinds)}"
+        raise fields.refusal("layer_types", takes, f"a list with {kind}")
+
+
+def _vision_kinds(part: Part) -> tuple[str, ...]:
+    return (WINDOWS,) if part.role == Role.VISION else ()
+
+
+def extras(fields: Fields, kind: str, part: Part) -> dict[str, Any]:
+    """What the family's rule says of this layer; None says nothing."""
+    return {k: v for k, v in part.extras(fields, kind).items() if v is not None}
+
+
+def shape(fields: Fields, part: Part, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Head size and head counts of the whole model; what is `given` is not read."""
     heads = given.get("num_heads") or fields.need(*part.heads)
     kv_heads = given.get("num_kv_heads") or fields.size(*part.kv_heads) or heads
     head_size = given.get("head_size") or fields.size(*part.head_size)
     if head_size is None:
-        hidden = fields.need(*part.hidden)
-        if hidden % heads:
-            takes = f"a multiple of {part.heads[0]} ({heads}), as no head size is given"
-            raise fields.refusal(part.hidden[0], takes, hidden)
-        head_size = hidden // heads
+        head_size = fields.split(part.hidden, part.heads)
     return {"head_size": head_size, "num_heads": heads, "num_kv_heads": kv_heads}
 
 
-def visible(fields: Fields, kind: str) -> dict[str, Any]:
-    """The mask of a causal layer: `sliding_window=W` is the token and W - 1 before it."""
+def visible(fields: Fields, kind: str, part: Part) -> dict[str, Any]:
+    """The mask of a layer; of W tokens a causal one sees itself and W - 1 before it.
+
+    A layer that is not causal sees W on either side, as transformers' bidirectional windows do.
+    """
     if kind == SLIDING:
-        return {"sliding_window": (fields.need("sliding_window") - 1, -1)}
+        width = fields.need(*part.window)
+        causal = part.attn_type == AttnType.DECODER
+        return {"sliding_window": (width - 1, -1) if causal else (width, width)}
     if kind == CHUNKED:
         return {"chunk_size": fields.need("attention_chunk_size")}
     return {}
@@ -71,9 +100,11 @@ def latent(fields: Fields, kind: str, part: Part, request: Request) -> LayerConf
 
     The cache row is kv_lora_rank + qk_rope_head_dim wide and shared by all heads.
     """
+    accept(fields, kind, FULL, SLIDING, INDEXED)
     rank = fields.need("kv_lora_rank")
     rope = fields.need("qk_rope_head_dim", least=0)
     nope = fields.need("qk_nope_head_dim")
+    given = extras(fields, kind, part)
     values = {
         "head_size": rank + rope,
         "num_heads": request.share_heads(fields.need(*part.heads), part.heads[0]),
@@ -81,13 +112,13 @@ def latent(fields: Fields, kind: str, part: Part, request: Request) -> LayerConf
         "kv_lora_rank": rank,
         "qk_rope_head_dim": rope,
         "qk_nope_head_dim": nope,
-        "v_head_size": fields.need("v_head_dim"),
+        "v_head_size": given.get("v_head_size") or fields.need("v_head_dim"),
     }
     mscale = yarn_mscale(fields)
     if mscale != 1.0:
         values["scale"] = (nope + rope) ** -0.5 * mscale**2
-    values |= visible(fields, kind)
-    values |= part.extras(fields, kind)
+    values |= visible(fields, kind, part)
+    values |= given
     if kind != INDEXED:
         return made(MlaConfig, values, request)
     return made(SparseMlaConfig, values | indexer(fields), request)
@@ -130,6 +161,7 @@ def compressed(fields: Fields, kind: str, part: Part, request: Request) -> Layer
     softmax: the `index_topk` that the indexer chose (ratio 4), or all of them (ratio 128).
     That union reaches a kernel as lists of indices, so only the pure window is a mask here.
     """
+    accept(fields, kind, SLIDING, COMPRESSED, HEAVILY_COMPRESSED)
     row = fields.need("head_dim")
     rope = fields.need("qk_rope_head_dim", least=0)
     if rope >= row:
@@ -145,17 +177,18 @@ def compressed(fields: Fields, kind: str, part: Part, request: Request) -> Layer
         "scale": row**-0.5,
         "sinks": True,
         "model_type": fields.model_type or None,
+        "o_groups": fields.size("o_groups"),
     }
     if kind == COMPRESSED:
         values |= indexer(fields)
-    return made(SparseMlaConfig, values | visible(fields, kind), request)
+    return made(SparseMlaConfig, values | visible(fields, kind, part), request)
 
 
 def block_chosen(fields: Fields, kind: str, part: Part, request: Request) -> LayerConfig:
     """MiniMax-M3: whole blocks of keys chosen per query; its dense layers attend as usual."""
     if kind != MINIMAX:
         return grouped(fields, kind, part, request)
-    sizes = shape(fields, kind, part)
+    sizes = shape(fields, part, extras(fields, kind, part))
     sizes["num_heads"] = request.share_heads(sizes["num_heads"], part.heads[0])
     sizes["num_kv_heads"] = request.share_kv_heads(sizes["num_kv_heads"], part.kv_heads[0])
     blocks = fields.size("index_topk_blocks")
@@ -170,8 +203,8 @@ def made(cls: type[C], values: Mapping[str, Any], request: Request) -> C:
     """The config, with the request's dtypes and the source of each value recorded."""
     values = dict(values)
     scale = values.get("scale")
-    plain = cls is MhaConfig and scale is not None
-    if plain and math.isclose(scale, values["head_size"] ** -0.5, rel_tol=1e-9):
+    plain = values["head_size"] ** -0.5
+    if cls is MhaConfig and scale is not None and math.isclose(scale, plain, rel_tol=1e-9):
         del values["scale"]
     sources = [(name, "model") for name in values]
     sources.append(("dtype", request.dtype_source))

@@ -134,6 +134,14 @@ class Fields:
             raise self.refusal(name, "an object", value)
         return value
 
+    def split(self, whole: tuple[str, ...], parts: tuple[str, ...], times: int = 1) -> int:
+        """`times` * whole / parts. Raises ConfigError where it does not divide."""
+        size, pieces = times * self.need(*whole), self.need(*parts)
+        if size % pieces:
+            takes = f"a multiple of {parts[0]} ({pieces}), as no head size is given"
+            raise self.refusal(whole[0], takes, size // times)
+        return size // pieces
+
     # Narrowing ------------------------------------------------------------------------
 
     def sub(self, name: str) -> Self:
@@ -143,7 +151,7 @@ class Fields:
     def at(self, layer: int) -> Self:
         """The fields as one layer sees them: `per_layer_config` and per-layer lists applied."""
         every = self.mapping("per_layer_config")
-        own = every.get(str(layer), every.get(layer))
+        own = next((own for key, own in every.items() if _is_index(key, layer)), None)
         if own is None:
             return replace(self, layer=layer)
         if not isinstance(own, Mapping):
@@ -171,6 +179,12 @@ class Fields:
                 if self.defaults.get(name) is not None:
                     return name, self.defaults[name]
         return names[0], None
+
+
+def _is_index(key: object, layer: int) -> bool:
+    """Whether a key of `per_layer_config` means the layer; files pad them: `05`."""
+    text = str(key)
+    return text.isascii() and text.isdecimal() and len(text) < 9 and int(text) == layer
 
 
 def shortened(value: Any, most: int = 80) -> str:

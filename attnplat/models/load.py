@@ -33,7 +33,7 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
     """
     text = os.fspath(path_or_name)
     if not text:
-        raise ModelFileError("the model is an empty string; it takes a path or a known shape's name")
+        raise ModelFileError("the model is an empty string; it takes a path or a shape's name")
     path = Path(text)
     try:
         if path.is_dir():

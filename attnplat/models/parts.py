@@ -41,7 +41,7 @@ class Part:
         extras: fields of the layer's config beyond its shape and window, by kind of layer;
             sizes among them are those of the whole model, before ranks share the heads.
         notes: what a reader should know that no config can say.
-        heads, kv_heads, head_size, hidden: what the family's files call these.
+        heads, kv_heads, head_size, hidden, window: what the family's files call these.
         attn_type, role: as for MhaConfig.
     """
 
@@ -55,6 +55,7 @@ class Part:
     kv_heads: tuple[str, ...] = names.KV_HEADS
     head_size: tuple[str, ...] = names.HEAD_SIZE
     hidden: tuple[str, ...] = names.HIDDEN
+    window: tuple[str, ...] = ("sliding_window",)
     attn_type: AttnType = AttnType.DECODER
     role: Role = Role.TEXT
 
@@ -74,8 +75,8 @@ class Part:
 
     def _state(self, fields: Fields, kind: str, request: Request) -> Any:
         if self.state is None:
-            takes = "kinds of layer that this model type has"
-            raise fields.refusal("layer_types", takes, f"a list with {kind!r}")
+            takes = f"kinds that model type {fields.model_type!r} is known to have"
+            raise fields.refusal("layer_types", takes, f"a list with {kind}")
         return self.state(fields, request)
 
 
@@ -87,3 +88,11 @@ class Layer:
     part: str
     kind: str
     config: LayerConfig
+
+
+@dataclass(frozen=True)
+class Family:
+    """The model types that share one way of reading, and the stacks that such a model has."""
+
+    types: tuple[str, ...]
+    parts: tuple[Part, ...]

@@ -61,33 +61,45 @@ def listed_or(fallback: Pattern) -> Pattern:
     return pattern
 
 
-def every(field: str, period: int, kind: str = FULL, others: str = SLIDING) -> Pattern:
-    """Layers `period`, 2 `period` ... counted from 1 are `kind`; `field` overrides the period."""
+def every(
+    period: int, *, field: str | None = None, kind: str = FULL, others: str = SLIDING
+) -> Pattern:
+    """Layers `period`, 2 `period` ... counted from 1 are `kind`; `field` overrides the period.
+
+    Like `every_from_first`, for files that do not list their `layer_types`.
+    """
 
     def pattern(fields: Fields) -> Kinds:
-        step = fields.size(field) or period
+        step = (fields.size(field) if field else None) or period
         return tuple(kind if (i + 1) % step == 0 else others for i in range(count(fields)))
 
     return listed_or(pattern)
 
 
-def every_from_first(field: str, period: int, kind: str = FULL, others: str = SLIDING) -> Pattern:
+def every_from_first(
+    period: int, *, field: str | None = None, kind: str = FULL, others: str = SLIDING
+) -> Pattern:
     """Layers 0, `period`, 2 `period` ... are `kind`; `field` overrides the period."""
 
     def pattern(fields: Fields) -> Kinds:
-        step = fields.size(field) or period
+        step = (fields.size(field) if field else None) or period
         return tuple(others if i % step else kind for i in range(count(fields)))
 
     return listed_or(pattern)
 
 
 def window_after(fields: Fields) -> Kinds:
-    """Qwen2: layers from `max_window_layers` on slide, if `use_sliding_window`."""
-    first = fields.size("max_window_layers", least=0)
-    layers = count(fields)
-    if not fields.flag("use_sliding_window") or not has_window(fields):
-        return (FULL,) * layers
-    return tuple(SLIDING if i >= (first or 0) else FULL for i in range(layers))
+    """Layers from `max_window_layers` on slide, if there is a window."""
+    first = fields.size("max_window_layers", least=0) or 0
+    slides = has_window(fields)
+    return tuple(SLIDING if slides and i >= first else FULL for i in range(count(fields)))
+
+
+def window_after_if_used(fields: Fields) -> Kinds:
+    """Qwen2: as `window_after`, but only with `use_sliding_window`."""
+    if not fields.flag("use_sliding_window"):
+        return uniform(fields)
+    return window_after(fields)
 
 
 def window_if_used(fields: Fields) -> Kinds:
@@ -144,9 +156,9 @@ def has_window(fields: Fields) -> bool:
 
 
 def marked(fields: Fields, name: str, layers: int, yes: str, no: str) -> Kinds | None:
-    """Kinds from a list of 0 and 1; None where the file has no such list."""
+    """Kinds from a list of 0 and 1; None where the file has no such list or an empty one."""
     marks = fields.integers(name)
-    if marks is None:
+    if not marks:
         return None
     check_length(fields, name, marks, layers)
     return tuple(yes if mark else no for mark in marks[:layers])

@@ -67,8 +67,9 @@ def kda(fields: Fields, request: Request) -> LayerConfig:
         fields = fields.sub("linear_attn_config")
         heads, size = fields.need("num_heads"), fields.need("head_dim")
     else:
-        heads, size = fields.need("linear_num_heads", *HEADS), fields.need(
-            "linear_head_dim", *HEAD_SIZE
+        heads, size = (
+            fields.need("linear_num_heads", *HEADS),
+            fields.need("linear_head_dim", *HEAD_SIZE),
         )
     ours = request.share_heads(heads, "linear_num_heads")
     return _state(StateKind.GDN, request, head_size=size, num_heads=ours)
@@ -77,7 +78,7 @@ def kda(fields: Fields, request: Request) -> LayerConfig:
 def lightning(fields: Fields, request: Request) -> LayerConfig:
     """Lightning attention (arXiv 2405.17381), linear with a decay per head (MiniMax-01)."""
     heads = fields.need(*HEADS)
-    size = fields.size(*HEAD_SIZE) or fields.need(*HIDDEN) // heads
+    size = fields.size(*HEAD_SIZE) or fields.split(HIDDEN, HEADS)
     ours = request.share_heads(heads, HEADS[0])
     return _state(StateKind.LINEAR, request, head_size=size, num_heads=ours)
 
@@ -109,13 +110,22 @@ def _expanded(fields: Fields) -> int:
     return fields.need("mamba_expand", "expand") * fields.need(*HIDDEN)
 
 
-def _state(kind: StateKind, request: Request, **sizes: int) -> StateConfig:
-    sources = [(name, "model") for name in ("state_kind", *sizes)]
-    sources.append(("dtype", request.dtype_source))
+def _state(
+    kind: StateKind,
+    request: Request,
+    *,
+    head_size: int,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+) -> StateConfig:
+    sizes = {"head_size": head_size, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    sources = [(name, "model") for name, size in sizes.items() if size is not None]
     return StateConfig(
         state_kind=kind,
+        head_size=head_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         dtype=request.dtype,
         kv_cache_dtype=None,
-        provenance=tuple(sources),
-        **sizes,
+        provenance=(*sources, ("state_kind", "model"), ("dtype", request.dtype_source)),
     )

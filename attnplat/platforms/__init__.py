@@ -7,16 +7,20 @@ or not. Nothing is probed when this module is imported.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
+from attnplat.backends.backend import Backend
 from attnplat.config.attention import AttentionConfig
 from attnplat.config.env import Environment, read_env
+from attnplat.config.names import Operation
 from attnplat.config.run import RunContext
 from attnplat.errors import DeviceError, UnknownNameError
+from attnplat.platforms import elsewhere
 from attnplat.platforms.device import DeviceInfo, PlatformName
+from attnplat.platforms.elsewhere import ELSEWHERE
 from attnplat.platforms.inventory import Inventory
 from attnplat.platforms.names import DeviceName, parse_device_name
 from attnplat.platforms.platform import Platform
@@ -88,28 +92,54 @@ def tables_for(name: str) -> Tables:
         preferences=preferences.PREFERENCES,
         by_name=preferences.BY_NAME,
         last_resort_automatic=preferences.LAST_RESORT_AUTOMATIC,
-        foreign=_OwnerByName(name),
+        foreign=ForeignBackends(name),
     )
 
 
-class _OwnerByName(Mapping[str, str]):
-    """Backend name -> the other platform it belongs to; reads their catalogs when asked."""
+class ForeignBackends(Mapping[str, str]):
+    """Backend name -> the other platform it belongs to; reads their catalogs when asked.
 
-    def __init__(self, own: str) -> None:
+    `departures` changes another platform's tables as a rule set wants them.
+    """
+
+    def __init__(
+        self, own: str, departures: Callable[[str, Tables], Tables] = lambda _, tables: tables
+    ) -> None:
+        self._own = own
+        self._departures = departures
         self._others = tuple(p for p in PLATFORMS if p != own)
 
-    def __getitem__(self, backend: str) -> str:
-        for platform in self._others:
-            if any(b.name == backend for b in _module(platform, "catalog").CATALOG):
-                return platform
-        raise KeyError(backend)
+    def under(self, departures: Callable[[str, Tables], Tables]) -> ForeignBackends:
+        """The same backends, changed by another rule set."""
+        return ForeignBackends(self._own, departures)
 
-    def __iter__(self) -> Any:
-        names = {b.name: None for p in self._others for b in _module(p, "catalog").CATALOG}
-        return iter(names)
+    def find(self, name: str, operation: Operation) -> Backend | None:
+        """The other platforms' backend of that name, for `operation` where it is declared so."""
+        if name not in self:
+            return None
+        return self._tables[self[name]].find(name, operation)
+
+    @cached_property
+    def _tables(self) -> dict[str, Tables]:
+        plain = {p: Tables(_module(p, "catalog").CATALOG, ()) for p in self._others}
+        plain[ELSEWHERE] = Tables(elsewhere.CATALOG, ())
+        return {p: self._departures(p, tables) for p, tables in plain.items()}
+
+    @cached_property
+    def _owners(self) -> dict[str, str]:
+        found = {b.name: owner for owner, t in self._tables.items() for b in t.catalog}
+        for owner in reversed(self._others):
+            found |= {b.name: owner for b in self._tables[owner].catalog}
+        return found
+
+    def __getitem__(self, backend: str) -> str:
+        return self._owners[backend]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._owners)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._owners)
 
 
 def _module(platform: str, part: str) -> Any:

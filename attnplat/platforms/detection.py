@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,29 +70,25 @@ def visible_devices(variable: str, text: str | None, uuids: Sequence[str]) -> Vi
     if text is None:
         return Visible(tuple(range(len(uuids))))
     items = [item.strip() for item in text.split(",")]
-    by_uuid = items[0][:4] in ("GPU-", "MIG-")
     prefix = items[0][:4]
-    seen: list[int] = []
-    for item in items:
-        if by_uuid:
-            ordinal = _by_uuid(item, uuids) if item.startswith(prefix) else None
-        else:
-            ordinal = _by_index(item, len(uuids))
-        if ordinal is None:
-            return Visible(tuple(seen), _lost_note(variable, text, item))
-        if ordinal in seen:
-            return Visible((), f"{variable}={text!r} names a device twice, which hides them all")
-        seen.append(ordinal)
-    return Visible(tuple(seen))
+    if prefix in ("GPU-", "MIG-"):
+        listed = list(takewhile(lambda item: item.startswith(prefix), items))
+        found = [_by_uuid(item, uuids) for item in listed]
+    else:
+        numbers = [_leading_number(item) for item in items]
+        listed = [str(n) for n in takewhile(lambda n: n is not None, numbers)]
+        found = [n if n < len(uuids) else None for n in map(int, listed)]
+    seen = [ordinal for ordinal in takewhile(lambda o: o is not None, found) if ordinal is not None]
+    if len(set(listed)) < len(listed) or len(set(seen)) < len(seen):
+        return Visible((), f"{variable}={text!r} names a device twice, which hides them all")
+    lost = items[len(seen)] if len(seen) < len(items) else None
+    return Visible(tuple(seen), None if lost is None else _lost_note(variable, text, lost))
 
 
-def _by_index(item: str, count: int) -> int | None:
+def _leading_number(item: str) -> int | None:
     # Like strtoul: "1gpu" is 1.
-    match = re.match(r"\+?([0-9]{1,9})", item)
-    if match is None:
-        return None
-    ordinal = int(match.group(1))
-    return ordinal if ordinal < count else None
+    match = re.match(r"\+?([0-9]+)", item)
+    return None if match is None else int(match.group(1)[:9])
 
 
 def _by_uuid(item: str, uuids: Sequence[str]) -> int | None:

@@ -17,8 +17,9 @@ from attnplat.backends.limits import Cases, Limit
 from attnplat.config.frozen import FrozenMap
 from attnplat.config.names import Feature
 from attnplat.errors import UnknownNameError
+from attnplat.platforms.acceptance import ACCEPTANCE_RULES
 from attnplat.platforms.device import DeviceInfo
-from attnplat.platforms.selection import ACCEPTANCE_RULES, Preference, Tables
+from attnplat.platforms.selection import Preference, Tables
 
 RULE_SETS = ("attnplat", "vllm-0.33")
 
@@ -35,9 +36,11 @@ class Difference:
             `on.ATTRIBUTE` (theirs: a Limit, None for no limit),
             `requires` (theirs: a tuple of Packages),
             `rule.CODE` (theirs: a Rule, or None where they have no such rule),
-            `exists` (theirs: False),
+            `exists` (theirs: False, or a predicate of config and world: the layers that
+            the name exists for),
             `order` (theirs: Preference rows that come before all others),
-            `accepts.RULE` (theirs: True; the rules are `ACCEPTANCE_RULES`).
+            `accepts.RULE` (theirs: True, or a predicate of config and world: the layers
+            that it is in force for; the rules are `ACCEPTANCE_RULES`).
         theirs: their value, as above.
         ours: what attnplat does, in words.
         because: why attnplat does so.
@@ -82,8 +85,9 @@ def tables_under(tables: Tables, differences: Iterable[Difference], device: Devi
     return replace(
         tables,
         catalog=tuple(catalog),
+        exists_for=_existences(concerned),
         preferences=(*_rows(concerned), *tables.preferences),
-        accepts=tables.accepts | _acceptances(concerned),
+        accepts=_acceptances(concerned),
     )
 
 
@@ -96,12 +100,29 @@ def _rows(differences: Iterable[Difference]) -> tuple[Preference, ...]:
     return tuple(row for d in differences if d.subject == "order" for row in d.theirs)
 
 
-def _acceptances(differences: Iterable[Difference]) -> frozenset[str]:
-    rules = {d.subject.partition(".")[2] for d in differences if d.subject.startswith("accepts.")}
-    for rule in rules:
-        if rule not in ACCEPTANCE_RULES:
-            raise UnknownNameError("acceptance rule", rule, ACCEPTANCE_RULES)
-    return frozenset(rules)
+def _existences(differences: Iterable[Difference]) -> FrozenMap[str, Any]:
+    found = [d for d in differences if d.subject == "exists" and d.operation is None]
+    return FrozenMap({str(d.backend): d.theirs or _never for d in found})
+
+
+def _acceptances(differences: Iterable[Difference]) -> FrozenMap[str, tuple[Any, ...]]:
+    found: dict[str, tuple[Any, ...]] = {}
+    for difference in differences:
+        head, _, rule = difference.subject.partition(".")
+        if head == "accepts":
+            if rule not in ACCEPTANCE_RULES:
+                raise UnknownNameError("acceptance rule", rule, ACCEPTANCE_RULES)
+            when = difference.theirs if callable(difference.theirs) else _always
+            found[rule] = (*found.get(rule, ()), when)
+    return FrozenMap(found)
+
+
+def _always(config: Any, world: Any) -> bool:
+    return True
+
+
+def _never(config: Any, world: Any) -> bool:
+    return False
 
 
 def _apply(difference: Difference, backend: Backend) -> Backend | None:
@@ -152,11 +173,14 @@ def _apply_requires(backend: Backend, name: str, theirs: Any) -> Backend:
 
 
 def _apply_rule(backend: Backend, code: str, theirs: Any) -> Backend:
-    kept = tuple(rule for rule in backend.forbids if rule.code != code)
-    return replace(backend, forbids=kept if theirs is None else (*kept, theirs))
+    kept = [rule for rule in backend.forbids if rule.code != code]
+    if theirs is not None:
+        codes = [rule.code for rule in backend.forbids]
+        kept.insert(codes.index(code) if code in codes else len(kept), theirs)
+    return replace(backend, forbids=tuple(kept))
 
 
-def _apply_exists(backend: Backend, name: str, theirs: bool) -> Backend | None:
+def _apply_exists(backend: Backend, name: str, theirs: Any) -> Backend | None:
     return backend if theirs else None
 
 

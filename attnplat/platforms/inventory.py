@@ -35,11 +35,15 @@ class Switch(NamedTuple):
 
 
 class SwitchSpec(NamedTuple):
-    """A switch that exists: its meaning, what holds by default, and the variable that sets it."""
+    """A switch that exists: its meaning, what holds by default, and the variable that sets it.
+
+    `driver` is the field of `DriverEnvironment` with another package's own variable for it.
+    """
 
     meaning: str
     default: bool
     variable: str | None = None
+    driver: str | None = None
 
 
 SWITCHES: dict[str, SwitchSpec] = {
@@ -51,6 +55,11 @@ SWITCHES: dict[str, SwitchSpec] = {
         "where aiter is on, use it for multi-head latent attention", True, "ATTNPLAT_AITER_MLA"
     ),
     "aiter_shuffle_layout": SwitchSpec("keep the KV cache in aiter's shuffled layout", False),
+    "flash_attn_triton": SwitchSpec(
+        "let flash-attn use its Triton kernels, the only ones it has for AMD's consumer devices",
+        False,
+        driver="flash_attention_triton_amd_enable",
+    ),
 }
 
 
@@ -123,36 +132,67 @@ def _torch_build(evidence: Evidence, vendor: str, tag: str) -> Found:
     return Found(usable, f"torch {version} is the build without a tag")
 
 
-FEATURES: dict[str, tuple[str, Callable[[Evidence], Found]]] = {
-    "torch_cuda": ("torch drives NVIDIA devices", lambda e: _torch_build(e, "cuda", "cu")),
-    "torch_rocm": ("torch drives AMD devices", lambda e: _torch_build(e, "rocm", "rocm")),
-    "fa2": ("FlashAttention 2", lambda e: e.any_of("flash-attn")),
-    "fa3": ("FlashAttention 3", lambda e: e.any_of("flash-attn-3", "fa3-fwd")),
-    "fa4": ("FlashAttention 4", lambda e: e.any_of("flash-attn-4")),
-    "nvcc": ("NVIDIA's compiler", lambda e: e.tool("nvcc")),
-    "ninja": ("the build tool ninja", lambda e: e.tool("ninja")),
-    "flashinfer": ("FlashInfer with kernels or a compiler", _flashinfer),
-    "flashinfer_cubin": (
+class FeatureSpec(NamedTuple):
+    """A feature that exists: its meaning, where it matters, and how metadata judges it."""
+
+    meaning: str
+    platforms: tuple[str, ...]
+    judge: Callable[[Evidence], Found]
+
+
+_CUDA, _ROCM = ("cuda",), ("rocm",)
+
+FEATURES: dict[str, FeatureSpec] = {
+    "torch_cuda": FeatureSpec(
+        "torch drives NVIDIA devices", _CUDA, lambda e: _torch_build(e, "cuda", "cu")
+    ),
+    "torch_rocm": FeatureSpec(
+        "torch drives AMD devices", _ROCM, lambda e: _torch_build(e, "rocm", "rocm")
+    ),
+    "fa2": FeatureSpec("FlashAttention 2", _CUDA, lambda e: e.any_of("flash-attn")),
+    "fa3": FeatureSpec("FlashAttention 3", _CUDA, lambda e: e.any_of("flash-attn-3", "fa3-fwd")),
+    "fa4": FeatureSpec("FlashAttention 4", _CUDA, lambda e: e.any_of("flash-attn-4")),
+    "flash_attention": FeatureSpec(
+        "any version of FlashAttention",
+        _CUDA,
+        lambda e: e.any_of("flash-attn", "flash-attn-3", "fa3-fwd", "flash-attn-4"),
+    ),
+    "nvcc": FeatureSpec("NVIDIA's compiler", _CUDA, lambda e: e.tool("nvcc")),
+    "ninja": FeatureSpec("the build tool ninja", _CUDA, lambda e: e.tool("ninja")),
+    "flashinfer": FeatureSpec("FlashInfer with kernels or a compiler", _CUDA, _flashinfer),
+    "flashinfer_cubin": FeatureSpec(
         "FlashInfer's ready-made and TRTLLM kernels",
+        _CUDA,
         lambda e: _both(e.any_of("flashinfer-python"), e.any_of("flashinfer-cubin")),
     ),
-    "flashinfer_sparse_sm90": (
+    "flashinfer_sparse_sm90": FeatureSpec(
         "FlashInfer's sparse MLA on Hopper",
+        _CUDA,
         lambda e: _both(_flashinfer(e), e.at_least("flashinfer-python", "0.7.2")),
     ),
-    "flashinfer_sparse_sm120": (
+    "flashinfer_sparse_sm120": FeatureSpec(
         "FlashInfer's packed sparse MLA decode on consumer Blackwell",
+        _CUDA,
         lambda e: _both(_flashinfer(e), e.at_least("flashinfer-python", "0.6.14")),
     ),
-    "flashmla": ("FlashMLA's dense and sparse kernels", lambda e: e.any_of("flash-mla")),
-    "cutlass_mla": (
+    "flashmla": FeatureSpec(
+        "FlashMLA's dense and sparse kernels", _CUDA, lambda e: e.any_of("flash-mla")
+    ),
+    "cutlass_mla": FeatureSpec(
         "CUTLASS's MLA decode",
+        _CUDA,
         lambda e: Found(False, "no package offers it outside an engine's own build"),
     ),
-    "deep_gemm": ("DeepGEMM", lambda e: e.any_of("deep-gemm", "sgl-deep-gemm")),
-    "aiter": ("AMD's aiter", lambda e: e.any_of("amd-aiter")),
-    "aiter_mla_non_causal": (
+    "engine_kernels": FeatureSpec(
+        "kernels that an engine compiles into its own package",
+        _CUDA,
+        lambda e: Found(False, "no package offers them outside an engine's own build"),
+    ),
+    "deep_gemm": FeatureSpec("DeepGEMM", _CUDA, lambda e: e.any_of("deep-gemm", "sgl-deep-gemm")),
+    "aiter": FeatureSpec("AMD's aiter", _ROCM, lambda e: e.any_of("amd-aiter")),
+    "aiter_mla_non_causal": FeatureSpec(
         "aiter's MLA decode without a causal mask",
+        _ROCM,
         lambda e: _both(
             e.any_of("amd-aiter"), Found(False, "metadata does not tell; nobody has asked it")
         ),
@@ -239,7 +279,7 @@ class Inventory:
         return cls(
             packages=packages,
             features=_judge(Evidence(packages, find_tools(driver))),
-            switches={name: _switch(spec, environment) for name, spec in SWITCHES.items()},
+            switches={name: _switch(spec, environment, driver) for name, spec in SWITCHES.items()},
             notes=(*found.notes, *mistaken),
         )
 
@@ -293,10 +333,13 @@ def _require(what: str, name: str, known: Mapping[str, Any]) -> None:
 
 
 def _judge(evidence: Evidence) -> dict[str, Found]:
-    return {name: judge(evidence) for name, (_, judge) in FEATURES.items()}
+    return {name: spec.judge(evidence) for name, spec in FEATURES.items()}
 
 
-def _switch(spec: SwitchSpec, environment: Environment) -> Switch:
+def _switch(spec: SwitchSpec, environment: Environment, driver: DriverEnvironment) -> Switch:
+    told = getattr(driver, spec.driver) if spec.driver is not None else None
+    if told is not None:
+        return Switch(told == "TRUE", "environment")
     if spec.variable is not None:
         chosen = getattr(environment, spec.variable.removeprefix(PREFIX).lower())
         if chosen is not None:

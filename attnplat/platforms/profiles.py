@@ -2,7 +2,7 @@
 
 The names are those of the golden decision tables: `full` has everything the platform can
 use; `full_no_trtllm` has FlashInfer without its ready-made kernels; `bundled` has what an
-engine compiles into its own package; `default` has AMD's aiter switched off; `minimal` has
+engine compiles into its own package; `default` has AMD's kernels switched off; `minimal` has
 torch and Triton alone; `zen` has AMD's CPU extension. `all` is another word for `full`.
 """
 
@@ -24,9 +24,14 @@ _BUNDLED = {
 _NO_TRTLLM = {**_BUNDLED, "flashinfer-python": "0.7.2", "tokenspeed-mla": "2.0.3"}
 _CUDA_FULL = {**_NO_TRTLLM, "flashinfer-cubin": "0.7.2"}
 _COMPILER = {"nvcc": "/usr/local/cuda/bin/nvcc", "ninja": "/usr/bin/ninja"}
-_ENGINE_BUILD = {"cutlass_mla": True}
+_ENGINE_BUILD = {"cutlass_mla": True, "engine_kernels": True}
 _ROCM = {**_GPU, "torch": "2.13.0+rocm7.1"}
-_AITER = {**_ROCM, "amd-aiter": "0.1.7.post2.dev18", "flydsl": "0.4.2"}
+_AITER = {
+    **_ROCM,
+    "amd-aiter": "0.1.7.post2.dev18",
+    "flydsl": "0.4.2",
+    "flash-attn": "2.8.3.post2",
+}
 _CPU = {**_TORCH, "torch": "2.13.0+cpu"}
 
 
@@ -38,7 +43,8 @@ def _cuda(name: str, packages: dict[str, str], tools: dict[str, str] | None = No
 def _rocm(name: str, packages: dict[str, str], aiter: bool) -> Inventory:
     # The tables were recorded with an aiter whose MLA decode takes a `causal` argument.
     features = {"aiter_mla_non_causal": True} if "amd-aiter" in packages else None
-    return Inventory.assume(packages, features, {"aiter": aiter}, profile=name)
+    switches = {"aiter": aiter, "flash_attn_triton": aiter}
+    return Inventory.assume(packages, features, switches, profile=name)
 
 
 def _cpu(name: str, packages: dict[str, str]) -> Inventory:

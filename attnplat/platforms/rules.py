@@ -7,10 +7,11 @@ from functools import cache
 from importlib import import_module
 
 from attnplat.errors import UnknownNameError
-from attnplat.platforms import simulate, tables_for
+from attnplat.platforms import PLATFORMS, ForeignBackends, simulate, tables_for
 from attnplat.platforms.differences import RULE_SETS, Difference, tables_under
 from attnplat.platforms.inventory import Inventory
 from attnplat.platforms.platform import Platform
+from attnplat.platforms.selection import Tables
 
 
 def differences_of(platform: str) -> tuple[Difference, ...]:
@@ -26,8 +27,18 @@ def under(rules: str, platform: Platform) -> Platform:
         raise UnknownNameError("rule set", rules, RULE_SETS)
     if rules == "attnplat":
         return platform
-    differences = differences_of(platform.name)
-    return replace(platform, tables=tables_under(platform.tables, differences, platform.device))
+    own, device = differences_of(platform.name), platform.device
+
+    def departures(owner: str, tables: Tables) -> Tables:
+        # A platform may differ on another's backends too: after what differs at home.
+        theirs = differences_of(owner) if owner in PLATFORMS else ()
+        return tables_under(tables, (*theirs, *own), device)
+
+    tables = tables_under(platform.tables, own, device)
+    if isinstance(tables.foreign, ForeignBackends):
+        foreign = tables.foreign.under(departures)
+        tables = replace(tables, foreign=foreign, foreign_backend=foreign.find)
+    return replace(platform, tables=tables)
 
 
 @cache

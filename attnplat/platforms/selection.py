@@ -8,15 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
 from attnplat.backends.backend import Backend, Rejection
 from attnplat.backends.limits import Limit
 from attnplat.config.frozen import FrozenMap
-from attnplat.config.layer import LayerConfig, MhaConfig, MlaConfig, SparseMlaConfig
+from attnplat.config.layer import (
+    IndexerConfig,
+    LayerConfig,
+    MhaConfig,
+    MlaConfig,
+    SparseMlaConfig,
+)
 from attnplat.config.names import AttnType, Operation
 from attnplat.errors import ConfigError, UnknownNameError
+from attnplat.platforms.acceptance import is_about_the_cache, is_packed_kv, with_shared_numbers
+from attnplat.platforms.indexer import effective_indexer
 from attnplat.platforms.nearest import fixes
 from attnplat.platforms.world import World
 
@@ -67,6 +76,11 @@ class Preference:
             if not isinstance(m, Ranked) or m.when(config, world)
         )
 
+    @property
+    def members(self) -> frozenset[str]:
+        """Every backend that the row names, under whatever condition."""
+        return frozenset(m.name if isinstance(m, Ranked) else m for m in self.order)
+
 
 @dataclass(frozen=True)
 class ByName:
@@ -74,16 +88,6 @@ class ByName:
 
     name: str
     because: str
-
-
-# Ways in which other rule sets accept what attnplat does not. None is in force by default.
-ACCEPTANCE_RULES = {
-    "foreign_platform": "a requested backend may belong to another vendor's platform",
-    "request_replaced": "a request that does not fit is replaced by the automatic choice",
-    "packed_kv_fallback": "in a packed-KV run, a request refused for its cache alone is replaced",
-    "shared_capability_numbers": "AMD's gfx digits are compared with NVIDIA's capabilities",
-    "parts_apart": "a layer's parts are chosen apart; one may be missing",
-}
 
 
 @dataclass(frozen=True)
@@ -96,16 +100,22 @@ class Tables:
         preferences: the rows of taste; the first that matches decides.
         by_name: backends in no row, each with why.
         last_resort_automatic: whether last-resort backends are chosen without being asked for.
+        exists_for: name -> the layers (predicate of config and world) that it exists for, in
+            a rule set where it does not exist for all.
         foreign: name -> platform of the backends that belong to other platforms only.
-        accepts: acceptance rules of another rule set that are in force (`ACCEPTANCE_RULES`).
+        foreign_backend: (name, operation) -> such a backend, for rule sets that accept them.
+        accepts: acceptance rules of another rule set that are in force (`ACCEPTANCE_RULES`),
+            each with predicates of which one must hold.
     """
 
     catalog: tuple[Backend, ...]
     preferences: tuple[Preference, ...]
     by_name: tuple[ByName, ...] = ()
     last_resort_automatic: bool = False
+    exists_for: Mapping[str, LayerPredicate] = FrozenMap()
     foreign: Mapping[str, str] = FrozenMap()
-    accepts: frozenset[str] = frozenset()
+    foreign_backend: Callable[[str, Operation], Backend | None] | None = None
+    accepts: Mapping[str, tuple[LayerPredicate, ...]] = FrozenMap()
     _index: dict[str, tuple[Backend, ...]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -124,6 +134,17 @@ class Tables:
             if operation in backend.serves:
                 return backend
         return entries[0] if entries else None
+
+    def exists(self, name: str, config: LayerConfig, world: World) -> bool:
+        """Whether these tables have a backend of that name for `config`."""
+        condition = self.exists_for.get(name)
+        if condition is not None and not condition(config, world):
+            return False
+        return name in self._index or (self.foreign_backend is not None and name in self.foreign)
+
+    def allows(self, rule: str, config: LayerConfig, world: World) -> bool:
+        """Whether an acceptance rule of another rule set is in force for this layer."""
+        return any(when(config, world) for when in self.accepts.get(rule, ()))
 
     def row_for(self, config: LayerConfig, world: World) -> Preference | None:
         """The first row that is for `config` in `world`."""
@@ -148,7 +169,8 @@ class Selection:
         rejections: name -> its reasons, for the candidates that do not fit.
         parts: part -> its own Selection (an MLA layer's prefill, a sparse layer's indexer).
         unread: attention-config fields that were set and the chosen backend does not read.
-        fixes: for a refusal, changes that would be accepted, judged again, the nearest first.
+        replaced: the request that an acceptance rule of another rule set dropped.
+        offers: judges changes again and yields those that would be accepted; see `fixes`.
     """
 
     config: LayerConfig
@@ -161,8 +183,16 @@ class Selection:
     rejections: Mapping[str, tuple[Rejection, ...]]
     parts: Mapping[str, Selection] = FrozenMap()
     unread: frozenset[str] = frozenset()
-    fixes: tuple[str, ...] = ()
     replaced: str | None = None
+    offers: Callable[[], Iterable[str]] = field(default=tuple, compare=False, repr=False)
+
+    @cached_property
+    def fixes(self) -> tuple[str, ...]:
+        """For a refusal, changes that would be accepted, the nearest first.
+
+        Found when asked for: it takes many times as long as the refusal itself.
+        """
+        return tuple(islice(self.offers(), MOST_FIXES))
 
     @property
     def chosen(self) -> Backend | None:
@@ -208,9 +238,7 @@ class Selection:
 
 
 MOST_FIXES = 3
-
-# Refusals that `packed_kv_fallback` forgives when they stand alone.
-PACKED_KV_SUBJECTS = ("kv_cache_dtype", "layout_vs_turboquant", "layout_vs_ultraquant")
+NO_REASONS: tuple[Rejection, ...] = ()
 
 # Attention-config fields that selection itself honours, whatever backend is chosen.
 SELECTION_READS = frozenset(
@@ -233,22 +261,29 @@ def select(
     selection = _decide(tables, config, world, allow_reference)
     if selection.ok:
         return selection
-    offered = fixes(
-        selection,
-        lambda config, world, allow: _decide(tables, config, world, allow),
-        lambda name, config, world: judge(tables, name, config, world),
-    )
-    return replace(selection, fixes=tuple(islice(offered, MOST_FIXES)))
+
+    def offers() -> Iterable[str]:
+        return fixes(
+            selection,
+            lambda config, world, allow: _decide(tables, config, world, allow),
+            lambda name, config, world: judge(tables, name, config, world),
+        )
+
+    return replace(selection, offers=offers)
 
 
 def _decide(tables: Tables, config: LayerConfig, world: World, allow_reference: bool) -> Selection:
     config = effective_config(config, world)
     requested, requested_by = _requested(config, world)
-    selection = _rank(tables, config, world, requested, requested_by, allow_reference)
-    if requested is not None and _may_replace(tables, selection):
+    if requested is not None and tables.allows("request_ignored", config, world):
         automatic = _rank(tables, config, world, None, "", allow_reference)
         return replace(automatic, replaced=requested)
-    return selection
+    selection = _rank(tables, config, world, requested, requested_by, allow_reference)
+    if requested is None or selection.accepted or not _may_replace(tables, selection):
+        return selection
+    automatic = _rank(tables, config, world, None, "", allow_reference)
+    told = FrozenMap({**selection.rejections, **automatic.rejections})
+    return replace(automatic, replaced=requested, rejections=told)
 
 
 def _rank(
@@ -264,12 +299,15 @@ def _rank(
     accepted: list[Backend] = []
     rejections: dict[str, tuple[Rejection, ...]] = {}
     for name in names:
-        backend, reasons = judge(tables, name, config, world)
+        if _is_unvalidated(tables, name, config, world, requested):
+            backend, reasons = tables.find(name, config.operation), NO_REASONS
+        else:
+            backend, reasons = judge(tables, name, config, world)
         if reasons:
             rejections[name] = reasons
         elif backend is not None:
             accepted.append(backend)
-    apart = "parts_apart" in tables.accepts
+    apart = tables.allows("parts_apart", config, world)
     parts = {
         part: _decide(tables, part_config, world, allow_reference)
         for part, part_config in (() if apart else parts_of(config))
@@ -284,26 +322,38 @@ def _rank(
         accepted=tuple(accepted),
         rejections=FrozenMap(rejections),
         parts=FrozenMap(parts),
-        unread=_unread(tables, world, accepted[0] if accepted else None, parts.values()),
+        unread=_unread(tables, config, world, accepted[0] if accepted else None, parts.values()),
     )
 
 
 def _may_replace(tables: Tables, refused: Selection) -> bool:
     """Whether another rule set's acceptance rules replace a request that did not fit."""
-    if refused.accepted or not tables.accepts:
-        return False
-    if "request_replaced" in tables.accepts:
+    config, world = refused.config, refused.world
+    if tables.allows("request_replaced", config, world):
         return True
-    if "packed_kv_fallback" not in tables.accepts:
+    if not tables.allows("packed_kv_fallback", config, world):
         return False
     (reasons,) = refused.rejections.values()
-    run, own = refused.world.run.run_kv_cache_dtype, refused.config.kv_cache_dtype
-    packed = any(str(d).startswith("turboquant") for d in (run, own)) or run == "ultraquant_4bit"
-    return packed and {r.subject for r in reasons} in [{s} for s in PACKED_KV_SUBJECTS]
+    return is_packed_kv(config, world) and is_about_the_cache(reasons)
+
+
+def _is_unvalidated(
+    tables: Tables, name: str, config: LayerConfig, world: World, requested: str | None
+) -> bool:
+    """Whether another rule set's acceptance rules use the name without any check."""
+    if not tables.accepts:
+        return False
+    if requested is None:
+        return tables.allows("automatic_unvalidated", config, world)
+    row = tables.row_for(config, world)
+    named = row is not None and name in row.members
+    return named and tables.allows("request_unvalidated", config, world)
 
 
 def effective_config(config: LayerConfig, world: World) -> LayerConfig:
     """`config` after what the run and the user's wishes change in it."""
+    if isinstance(config, IndexerConfig):
+        return effective_indexer(config, world)
     changes: dict[str, Any] = {}
     provenance = list(config.provenance)
     if config.block_size is None and world.run.user_block_size and config.has_kv_cache:
@@ -330,15 +380,33 @@ def judge(
     tables: Tables, name: str, config: LayerConfig, world: World
 ) -> tuple[Backend | None, tuple[Rejection, ...]]:
     """The resolved backend of that name and every reason against it (none: it fits)."""
+    condition = tables.exists_for.get(name)
+    if condition is not None and not condition(config, world):
+        takes = "there is no such backend for this layer under the rules in force"
+        return None, (Rejection(name, "absent", "backend", name, takes, "device"),)
     backend = tables.find(name, config.operation)
     if backend is None:
-        return None, (_foreign(tables, name, world),)
+        backend = _accepted_foreign(tables, name, config, world)
+        if backend is None:
+            return None, (_foreign(tables, name, world),)
+    if tables.allows("shared_capability_numbers", config, world):
+        world = with_shared_numbers(world)
     backend = backend.resolve(world)
-    reasons = backend.refuse(config, world)
+    asked_of_all = tables.allows("cache_asked_of_all", config, world)
+    reasons = backend.refuse(config, world, cached=True if asked_of_all else None)
     if backend.loads is None and not world.device.simulated:
         takes = "its facts are known and attnplat has no adapter for it yet"
         reasons = (*reasons, Rejection(name, "adapter", "adapter", None, takes, "device"))
     return backend, reasons
+
+
+def _accepted_foreign(
+    tables: Tables, name: str, config: LayerConfig, world: World
+) -> Backend | None:
+    """Another platform's backend, where another rule set's acceptance rules let it be judged."""
+    if tables.foreign_backend is None or not tables.allows("foreign_platform", config, world):
+        return None
+    return tables.foreign_backend(name, config.operation)
 
 
 def _foreign(tables: Tables, name: str, world: World) -> Rejection:
@@ -372,7 +440,8 @@ def _candidates(
         return (requested,)
     if row is None:
         return ()
-    names = row.names(config, world)
+    # A rule set may lack a backend that stands in the row.
+    names = tuple(n for n in row.names(config, world) if tables.exists(n, config, world))
     if allow_reference or tables.last_resort_automatic:
         return names
     return tuple(n for n in names if not _is_last_resort(tables, n, config.operation))
@@ -384,7 +453,11 @@ def _is_last_resort(tables: Tables, name: str, operation: Operation) -> bool:
 
 
 def _unread(
-    tables: Tables, world: World, chosen: Backend | None, parts: Iterable[Selection]
+    tables: Tables,
+    config: LayerConfig,
+    world: World,
+    chosen: Backend | None,
+    parts: Iterable[Selection],
 ) -> frozenset[str]:
     """Wishes that were set and nothing chosen honours.
 
@@ -398,7 +471,7 @@ def _unread(
         unread -= part.chosen.reads if part.chosen else frozenset()
     usable = [b for b in tables.catalog if b.loads is not None or world.device.simulated]
     hopeless = unread - frozenset().union(*(b.reads for b in usable))
-    if hopeless:
+    if hopeless and not tables.allows("wish_ignored", config, world):
         name = min(hopeless)
         raise ConfigError(
             f"attention config field {name} is set to {getattr(world.wishes, name)!r} (by the "

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from attnplat.errors import ConfigError
-from attnplat.snapshots.tables import Row, kind_of
+from attnplat.snapshots.kind import Row
+from attnplat.snapshots.tables import kind_of
 
 Cell = tuple[str, str, str, str]
 
@@ -62,7 +63,7 @@ def check(rows: Iterable[Row], rules: str) -> Tally:
     for row in rows:
         kind = kind_of(row)
         outcome = kind.decide(row, rules)
-        agrees = kind.compared({**row, **outcome}) == kind.compared(row)
+        agrees = kind.agrees(outcome, row)
         cell = (kind.name, row["platform"], row["arch"], row["profile"])
         tally.add(cell, row, outcome, agrees)
     return tally
@@ -96,5 +97,3 @@ def _row(path: str | Path, number: int, line: str) -> Row:
     if missing:
         raise ConfigError(f"{where} lacks {', '.join(sorted(missing))}")
     return cast(Row, row)
-
-

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from attnplat.backends.backend import Rejection
 from attnplat.config.names import Feature, Operation
+from attnplat.snapshots.combinations import first_combination, is_recorded_as_combination
 
 _FEATURE_CODES = {
     Feature.SINKS.value: "sink",
@@ -13,6 +14,8 @@ _FEATURE_CODES = {
 }
 # Rules that the recorded schema counts among the plain checks.
 _PLAIN_RULES = frozenset({"layout_vs_turboquant", "layout_vs_ultraquant", "non_causal_fp16_mla"})
+# Fields that the recorded schema has a plain check of.
+_PLAIN_FIELDS = frozenset({"head_size", "dtype", "kv_cache_dtype", "block_size", "attn_type"})
 _MLA = frozenset({Operation.MLA.value, Operation.SPARSE_MLA.value})
 _SPARSE = frozenset({Operation.SPARSE_MLA.value, Operation.BLOCK_SPARSE.value})
 
@@ -23,20 +26,26 @@ def codes_of(reasons: Iterable[Rejection]) -> frozenset[str]:
     A backend that cannot be imported gives that one code: nothing else of it was asked.
     """
     reasons = tuple(reasons)
-    if any(reason.kind == "package" for reason in reasons):
+    if any(r.kind == "package" and not is_recorded_as_combination(r) for r in reasons):
         return frozenset({"import_error"})
-    return frozenset(code for reason in reasons for code in _codes(reason))
+    combination = first_combination(reasons, _PLAIN_RULES)
+    codes = {code for reason in reasons for code in _codes(reason)}
+    return frozenset(codes if combination is None else codes | {combination})
 
 
 def _codes(reason: Rejection) -> tuple[str, ...]:
     match reason.kind:
+        case "package":
+            return ()
+        case "field":
+            only_combined = reason.subject not in _PLAIN_FIELDS
+            return () if only_combined and is_recorded_as_combination(reason) else (reason.subject,)
         case "operation":
             return _operation_codes(str(reason.got), frozenset(reason.takes.split(", ")))
         case "device":
             return ("compute_capability",)
         case "rule":
-            plain = reason.subject in _PLAIN_RULES
-            return (reason.subject if plain else f"combo:{reason.subject}",)
+            return (reason.subject,) if reason.subject in _PLAIN_RULES else ()
         case "feature":
             return (_FEATURE_CODES.get(reason.subject, reason.subject),)
         case _:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnplat.config.attention import AttentionConfig
 from attnplat.config.layer import (
     BlockSparseConfig,
     LayerConfig,
@@ -30,11 +29,14 @@ _RSWA_WINDOW = 128
 
 @dataclass(frozen=True)
 class Case:
-    """One layer to select for, in attnplat's values."""
+    """One layer to select for, in attnplat's values.
+
+    `wishes` are fields of an attention config: the recorded backend may be no name of ours.
+    """
 
     config: LayerConfig
     run: RunContext
-    wishes: AttentionConfig
+    wishes: dict[str, Any]
 
 
 def case_of(row: Mapping[str, Any]) -> Case:
@@ -103,11 +105,11 @@ def _run(recorded: Mapping[str, Any], context: Mapping[str, Any] | None) -> RunC
     )
 
 
-def _wishes(row: Mapping[str, Any]) -> AttentionConfig:
+def _wishes(row: Mapping[str, Any]) -> dict[str, Any]:
     context = row.get("context") or {}
-    return AttentionConfig(
-        backend=row["requested"],
-        flash_attn_version=context.get("flash_attn_version"),
-        use_trtllm_attention=context.get("use_trtllm_attention"),
-        use_non_causal=row["config"]["use_non_causal"],
-    )
+    return {
+        "backend": row["requested"],
+        "flash_attn_version": context.get("flash_attn_version"),
+        "use_trtllm_attention": context.get("use_trtllm_attention"),
+        "use_non_causal": row["config"]["use_non_causal"],
+    }

@@ -66,6 +66,13 @@ def linux(name: str, machine: str = "x86_64", **more: object) -> Recorded:
             {"intel", "scalar", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", *AVX512},
             {"amd", "neon", "amx_fp16"},
         ),
+        (
+            "intel_emerald_rapids_vm",
+            "x86_64",
+            "amx",
+            {"intel", "amx_int8", "avx512_fp16", "avx_vnni"},
+            {"amx_fp16"},
+        ),
         ("amd_zen4", "x86_64", "avx512_bf16", {"amd", "avx512_vnni", *AVX512}, {"amx", "intel"}),
         ("intel_skylake_avx512", "x86_64", "avx512", {"intel", *AVX512}, {"avx512_bf16", "amx"}),
         ("amd_zen3", "x86_64", "avx2", {"amd", "avx2", "fma", "f16c"}, {"avx512", "avx512f"}),

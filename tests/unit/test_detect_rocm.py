@@ -201,7 +201,9 @@ def test_nodes_that_may_not_be_read_are_named_only_where_nothing_else_is_found()
     assert detect.detect(Recorded((*closed, node(2, "mi300x")))).notes == ()
 
 
-@pytest.mark.parametrize("text", ["", "gfx_target_version", "simd_count x\n", "\0\0", "simd_count 4"])
+@pytest.mark.parametrize(
+    "text", ["", "gfx_target_version", "simd_count x\n", "\0\0", "simd_count 4"]
+)
 def test_a_broken_properties_file_is_no_device(text: str) -> None:
     assert detect.detect(Recorded((KfdNode(1, text),))) == ((), ())
 

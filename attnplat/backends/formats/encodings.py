@@ -26,6 +26,7 @@ class Encoding(StrEnum):
     FP8_E5M2 = "fp8_e5m2"
     INT8_TH = "int8_th"
     FP8_TH = "fp8_th"
+    FP8_TH_FNUZ = "fp8_th_fnuz"
     INT4_TH = "int4_th"
     NVFP4 = "nvfp4"
     NVFP4_4OVER6 = "nvfp4_4over6"
@@ -40,7 +41,13 @@ class Encoding(StrEnum):
     OCTAVE_K3V3_COMPACT = "octave_k3v3_compact"
     ULTRA_4BIT = "ultra_4bit"
     MLA_FP8_656 = "mla_fp8_656"
+    MLA_FP8_584 = "mla_fp8_584"
+    MLA_FP8_528 = "mla_fp8_528"
     MLA_NVFP4_352 = "mla_nvfp4_352"
+    INDEX_FP8_132 = "index_fp8_132"
+    INDEX_FP8_132_FNUZ = "index_fp8_132_fnuz"
+    INDEX_FP8_132_E8M0 = "index_fp8_132_e8m0"
+    INDEX_MXFP4_68 = "index_mxfp4_68"
 
 
 PLAIN_ENCODINGS = frozenset(
@@ -59,7 +66,13 @@ class HasArch(Protocol):
 FNUZ_ARCHS = frozenset({"gfx940", "gfx941", "gfx942"})
 """Architectures whose matrix units read the fnuz form of fp8 e4m3 (CDNA3)."""
 
-_E4M3 = frozenset({KVCacheDtype.FP8, KVCacheDtype.FP8_E4M3, KVCacheDtype.FP8_INC})
+# What the word means where e4m3 is the OCP form, and where it is the fnuz form.
+_E4M3 = {
+    KVCacheDtype.FP8: (Encoding.FP8_E4M3FN, Encoding.FP8_E4M3FNUZ),
+    KVCacheDtype.FP8_E4M3: (Encoding.FP8_E4M3FN, Encoding.FP8_E4M3FNUZ),
+    KVCacheDtype.FP8_INC: (Encoding.FP8_E4M3FN, Encoding.FP8_E4M3FNUZ),
+    KVCacheDtype.FP8_PER_TOKEN_HEAD: (Encoding.FP8_TH, Encoding.FP8_TH_FNUZ),
+}
 
 _LATENT = {
     KVCacheDtype.FP8_DS_MLA: Encoding.MLA_FP8_656,
@@ -72,7 +85,6 @@ _DIRECT = {
     KVCacheDtype.FLOAT32: Encoding.FLOAT32,
     KVCacheDtype.FP8_E5M2: Encoding.FP8_E5M2,
     KVCacheDtype.INT8_PER_TOKEN_HEAD: Encoding.INT8_TH,
-    KVCacheDtype.FP8_PER_TOKEN_HEAD: Encoding.FP8_TH,
     KVCacheDtype.INT4_PER_TOKEN_HEAD: Encoding.INT4_TH,
     KVCacheDtype.NVFP4: Encoding.NVFP4,
     KVCacheDtype.NVFP4_4OVER6: Encoding.NVFP4_4OVER6,
@@ -98,12 +110,13 @@ def resolve_encoding(
 ) -> Encoding:
     """The stored format that the user's `kv_cache_dtype` means here.
 
-    `auto` and None are the activation dtype. `fp8` is e4m3: its fnuz form on CDNA3 and the
-    OCP form everywhere else. `device` may be None for words that no device changes.
+    `auto` and None are the activation dtype. `fp8` and `fp8_per_token_head` are e4m3: its fnuz
+    form on CDNA3 and the OCP form everywhere else. `device` may be None for words that no
+    device changes.
 
     Raises:
         ConfigError: a latent format for an operation without a latent cache, an operation
-            without keys and values, or `fp8` without a device.
+            without keys and values, or e4m3 without a device.
     """
     if operation in (Operation.INDEXER, Operation.STATE):
         raise ConfigError(
@@ -121,10 +134,11 @@ def resolve_encoding(
             )
         return _LATENT[word]
     if word in _E4M3:
+        ocp, fnuz = _E4M3[word]
         if device is None:
             raise ConfigError(
                 f"kv_cache_dtype {word.value!r} means different bits on different devices; "
-                "pass the device, or the encoding itself (fp8_e4m3fn, fp8_e4m3fnuz)"
+                f"pass the device, or the encoding itself ({ocp.value}, {fnuz.value})"
             )
-        return Encoding.FP8_E4M3FNUZ if device.arch in FNUZ_ARCHS else Encoding.FP8_E4M3FN
+        return fnuz if device.arch in FNUZ_ARCHS else ocp
     return _DIRECT[word]

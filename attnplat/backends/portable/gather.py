@@ -1,64 +1,91 @@
-"""Copying keys and values out of pages (or out of packed rows) into dense tensors.
+"""Copying keys and values out of pages into dense tensors.
 
 The dense form is always contiguous [requests, kv heads, keys, size], whatever the cache's
 layout and strides, so that the arithmetic after it, and its bits, do not depend on them.
+Keys and values that come without a cache are a cache of one-token blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import gcd
 
 import torch
 
+from attnplat.backends.batch import PageTable
+from attnplat.backends.interface import Call
 from attnplat.errors import ConfigError
 
 
-def gather_pages(pages: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """Whole pages, one after the other: [requests, heads, num_pages * block_size, size].
+def planes_of(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The call's keys and values as [num_blocks, kv heads, block_size, size] views."""
+    if call.cache is not None:
+        return call.cache.pages()
+    assert call.k is not None and call.v is not None
+    return call.k[:, :, None], call.v[:, :, None]
 
-    `pages` is a [num_blocks, heads, block_size, size] view of any strides but the last;
-    `blocks` int64 [requests, num_pages].
+
+def copy_pages(
+    plane: torch.Tensor, blocks: torch.Tensor, heads: torch.Tensor, into: torch.Tensor
+) -> None:
+    """One head of one page after the other: `into` [len(blocks), block_size, size] is filled.
+
+    `blocks` and `heads` (int64) name them; `plane` is [num_blocks, kv heads, block_size, size]
+    of any strides but the last.
     """
-    count, heads, block_size, size = pages.shape
-    requests, num_pages = blocks.shape
-    if pages.stride(2) != size:
-        # Tokens before heads: a page is one row, and heads come out of it afterwards.
-        rows = pages.transpose(1, 2).index_select(0, blocks.flatten())
-        return rows.view(requests, -1, heads, size).transpose(1, 2).contiguous()
-    # Heads before tokens: a head's page is one row, found at a whole number of steps from
-    # the start, so one copy brings rows straight to their place. Gathering pages and
-    # transposing afterwards copies twice.
-    block_step, head_step = pages.stride(0), pages.stride(1)
-    step = gcd(block_step if count > 1 else 0, head_step if heads > 1 else 0) or block_size * size
-    last = ((count - 1) * block_step + (heads - 1) * head_step) // step
-    flat = pages.as_strided((last + 1, block_size * size), (step, 1))
-    head = torch.arange(heads, device=blocks.device)[None, :, None]
-    index = blocks[:, None, :] * (block_step // step) + head * (head_step // step)
-    rows = flat.index_select(0, index.flatten())
-    return rows.view(requests, heads, num_pages * block_size, size)
+    count, num_heads, tokens, size = plane.shape
+    steps = [plane.stride(0), plane.stride(1), plane.stride(2)]
+    used = [s for s, n in zip(steps, (count, num_heads, tokens), strict=True) if n > 1]
+    together = tokens == 1 or steps[2] == size
+    if together:
+        # A head's page lies in one piece, and is copied as one.
+        used = used[: len(used) - (tokens > 1)]
+    step = gcd(*used) or 1
+    index = blocks * (steps[0] // step) + heads * (steps[1] // step)
+    piece = tokens * size
+    if not together:
+        # Tokens before heads. Copying tokens straight to their place takes two thirds of the
+        # time of copying pages and turning them afterwards.
+        token = torch.arange(tokens, device=index.device) * (steps[2] // step)
+        index, piece = (index[:, None] + token).flatten(), size
+    last = sum((n - 1) * s for s, n in zip(steps, (count, num_heads, tokens), strict=True))
+    last -= (tokens - 1) * steps[2] if together else 0
+    pieces = plane.as_strided((last // step + 1, piece), (step, 1))
+    torch.index_select(pieces, 0, index, out=into.view(len(index), piece))
 
 
-def gather_rows(packed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows of packed keys or values: [requests, heads, keys, size].
+def look_up(pages: PageTable, requests: list[int], logical: torch.Tensor) -> torch.Tensor:
+    """Physical blocks of logical ones, int64 on the table's device.
 
-    `packed` [rows, heads, size]; `rows` int64 [requests, keys].
+    `logical` int64 [requests, blocks] is on the host. Raises ConfigError for a block that a
+    rolling table no longer has, and, where the host can see them, for negative block ids: one
+    would count from the end of the cache and read another request's tokens.
     """
-    requests, keys = rows.shape
-    chosen = packed.index_select(0, rows.flatten())
-    return chosen.view(requests, keys, *packed.shape[1:]).transpose(1, 2).contiguous()
-
-
-def refuse_negative(blocks: torch.Tensor, request: int) -> int:
-    """The largest of a request's block ids, which are on the host; 0 for none.
-
-    A negative id would count from the end of the cache and read another request's tokens.
-    Raises ConfigError.
-    """
-    if not blocks.numel():
-        return 0
-    if (lowest := int(blocks.min())) < 0:
+    firsts = pages.host_first_blocks(pages.block_table.shape[0])
+    first = torch.tensor([firsts[r] for r in requests], dtype=torch.int64)[:, None]
+    column = logical - first
+    width = pages.block_table.shape[1]
+    outside = (column < 0) | (column >= width)
+    if bool(outside.any()):
+        row = int(outside.any(1).int().argmax())
         raise ConfigError(
-            f"pages.block_table names block {lowest} among those that request {request} reads; "
-            "block ids start at 0"
+            f"request {requests[row]} reads block {int(logical[row][outside[row]][0])} of its "
+            f"sequence; its row of pages.block_table holds {int(first[row])} to "
+            f"{int(first[row]) + width - 1}"
         )
-    return int(blocks.max())
+    device = pages.block_table.device
+    request = torch.tensor(requests, dtype=torch.int64).to(device)[:, None]
+    blocks = pages.block_table[request, column.to(device)].long()
+    if device.type == "cpu" and bool((blocks < 0).any()):
+        row = int((blocks < 0).any(1).int().argmax())
+        raise ConfigError(
+            f"pages.block_table names block {int(blocks[row].min())} among those that request "
+            f"{requests[row]} reads; block ids start at 0"
+        )
+    return blocks
+
+
+def highest_block(blocks: Iterable[torch.Tensor]) -> int | None:
+    """The largest block id, where the host can see them; else None."""
+    seen = [b for b in blocks if b.device.type == "cpu" and b.numel()]
+    return max((int(b.max()) for b in seen), default=None)

@@ -14,7 +14,7 @@ import torch
 from attnplat.backends.batch import Batch, HostLengths, PageTable
 from attnplat.backends.interface import AttentionImpl, Call, Plan, Schedule
 from attnplat.backends.portable.features import PORTABLE_OPERATIONS, REFERENCE_FEATURES
-from attnplat.backends.portable.gather import gather_rows, refuse_negative
+from attnplat.backends.portable.gather import highest_block, look_up, planes_of
 from attnplat.backends.portable.masks import HostMasks, Queries, queries_of, visible_keys
 from attnplat.backends.workspace import Workspace
 
@@ -33,8 +33,8 @@ class Request:
         first_row, last_row: its query rows.
         queries: the same rows for the mask algebra.
         positions: positions of the keys that any row may see, int64 [keys].
-        blocks, offsets: where the cache has them, int64 [keys] each; or
-        kv_rows: their rows in k and v given without a cache, int64 [1, keys].
+        blocks, offsets: where they are, int64 [keys] each; without a cache, rows of k and v and
+            0.
     """
 
     number: int
@@ -42,9 +42,8 @@ class Request:
     last_row: int
     queries: Queries
     positions: torch.Tensor
-    blocks: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
-    kv_rows: torch.Tensor | None = None
+    blocks: torch.Tensor
+    offsets: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,16 +70,13 @@ class ReferenceImpl(AttentionImpl):
     ) -> ReferenceSchedule:
         assert lengths is not None
         masks = HostMasks.of(self.form.mask, batch)
-        requests = []
-        highest = None
-        for r in range(batch.num_reqs):
-            if lengths.query_len(r) == 0:
-                continue
-            request = self._request(batch, pages, lengths, masks, r)
-            requests.append(request)
-            if request.blocks is not None and request.blocks.device.type == "cpu":
-                highest = max(highest or 0, refuse_negative(request.blocks, r))
-        return ReferenceSchedule(requests=tuple(requests), highest_block=highest)
+        requests = tuple(
+            self._request(batch, pages, lengths, masks, r)
+            for r in range(batch.num_reqs)
+            if lengths.query_len(r)
+        )
+        highest = highest_block(request.blocks for request in requests)
+        return ReferenceSchedule(requests=requests, highest_block=highest)
 
     def _request(
         self,
@@ -93,23 +89,22 @@ class ReferenceImpl(AttentionImpl):
         seq_len, rows = lengths.seq_lens[r], lengths.query_len(r)
         first = seq_len - rows
         spans = masks.key_spans(self.form.mask, r, first, seq_len - 1, seq_len)
-        pieces = [torch.arange(a, b, device=self.device) for a, b in spans]
-        none = torch.empty(0, dtype=torch.int64, device=self.device)
-        positions = torch.cat([none, *pieces])
-        where: dict[str, torch.Tensor] = {}
+        none = torch.empty(0, dtype=torch.int64)
+        positions = torch.cat([none, *(torch.arange(a, b) for a, b in spans)])
         if pages is None:
-            where["kv_rows"] = (positions + batch.kv_starts(lengths)[r])[None]
+            blocks = (positions + batch.kv_starts(lengths)[r]).to(self.device)
+            offsets = torch.zeros_like(blocks)
         else:
-            column = positions // pages.block_size - pages.host_first_blocks(batch.num_reqs)[r]
-            where["blocks"] = pages.block_table[r].long()[column]
-            where["offsets"] = positions % pages.block_size
+            blocks = look_up(pages, [r], positions[None] // pages.block_size)[0]
+            offsets = (positions % pages.block_size).to(self.device)
         return Request(
             number=r,
             first_row=lengths.query_start[r],
             last_row=lengths.query_start[r + 1],
             queries=queries_of(self.form.mask, batch, lengths, [r]),
-            positions=positions,
-            **where,
+            positions=positions.to(self.device),
+            blocks=blocks,
+            offsets=offsets,
         )
 
     def _attend(self, plan: Plan, call: Call) -> None:
@@ -134,7 +129,7 @@ class ReferenceImpl(AttentionImpl):
         q = call.q[rows].double().unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
         q = q.reshape(kv_heads, group * count, -1).contiguous()
         scores = torch.bmm(q, k.transpose(1, 2)) * self.form.scale
-        scores = self._adjusted(scores.view(-1, count, keys), request, queries, call)
+        scores = self._adjusted(scores.view(kv_heads * group, count, keys), request, queries, call)
         topk = None if call.topk_indices is None else call.topk_indices[rows][None]
         visible = visible_keys(queries, request.positions[None], topk)[0]
         scores = torch.where(visible, scores, _NEG_INF)
@@ -166,16 +161,11 @@ class ReferenceImpl(AttentionImpl):
 
 def _keys_and_values(request: Request, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """The request's keys and values as float64 [kv heads, keys, size]."""
-    if request.kv_rows is not None:
-        assert call.k is not None and call.v is not None
-        k, v = (gather_rows(t, request.kv_rows)[0] for t in (call.k, call.v))
-    else:
-        assert call.cache is not None
-        k, v = (
-            plane[request.blocks, :, request.offsets].transpose(0, 1)
-            for plane in call.cache.pages()
-        )
-    return k.double().contiguous(), v.double().contiguous()
+    k, v = (
+        plane[request.blocks, :, request.offsets].transpose(0, 1).double().contiguous()
+        for plane in planes_of(call)
+    )
+    return k, v
 
 
 def _softmax(

@@ -1,8 +1,142 @@
-"""What the CPU platform knows of each backend: facts."""
+"""What the CPU platform knows of each backend: facts.
+
+An instruction set is a trait: `avx2`, `avx512`, `amx`, `neon` ... and so is the vendor.
+"""
 
 from __future__ import annotations
 
-from attnplat.backends.backend import Backend
-from attnplat.backends.portable.catalog import PORTABLE
+from attnplat.backends.backend import Backend, GraphSupport, Package
+from attnplat.backends.limits import Cases, Either, Includes, MultipleOf, OneOf
+from attnplat.backends.portable.catalog import (
+    BF16,
+    DECODER,
+    FP8_KV,
+    FP16,
+    FP32,
+    INDEXER,
+    MHA,
+    MLA,
+    MLA_PREFILL,
+    PAGED,
+    PLAIN_KV,
+    PORTABLE,
+)
+from attnplat.config.names import Feature, KVCacheDtype
+from attnplat.platforms.cpu.rules import has_wide_vectors
 
-CATALOG: tuple[Backend, ...] = PORTABLE
+ANY_DTYPE = OneOf(FP16, BF16, FP32)
+VECTORS = Either(Includes("avx2"), Includes("neon"))
+AMX = Includes("amx")
+
+ZENTORCH_PACKAGE = Package("zentorch", why="AMD's kernels for its own processors")
+ON_ZEN = {"traits": Includes("amd", "avx512")}
+
+_FIXED_ORDER = frozenset({Feature.DETERMINISTIC, Feature.BATCH_INVARIANCE})
+
+CPU_ATTN = Backend(
+    name="CPU_ATTN",
+    summary="C++ attention in place over pages, heads of a group folded into rows",
+    serves=MHA,
+    takes={
+        "head_size": OneOf(32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
+        "dtype": ANY_DTYPE,
+        "kv_cache_dtype": Cases(
+            (has_wide_vectors, OneOf(*PLAIN_KV, *FP8_KV, KVCacheDtype.FP8_E5M2)),
+            otherwise=OneOf(*PLAIN_KV),
+        ),
+        "block_size": MultipleOf(32),
+    },
+    features=PAGED
+    | {Feature.SLIDING_WINDOW, Feature.ALIBI, Feature.LOGITS_SOFT_CAP, Feature.NON_CAUSAL},
+    on={"traits": VECTORS},
+    kv_layouts=("LBHNC",),
+    preferred_block_size=128,
+    graphs=GraphSupport.NEVER,
+)
+
+CPU_MLA = Backend(
+    name="CPU_MLA",
+    summary="C++ decode of absorbed latent attention with vector instructions",
+    serves=MLA,
+    takes={
+        "head_size": OneOf(576),
+        "attn_type": DECODER,
+        "dtype": ANY_DTYPE,
+        "kv_cache_dtype": OneOf(*PLAIN_KV),
+        "block_size": OneOf(16),
+    },
+    features=PAGED,
+    on={"traits": VECTORS},
+    preferred_block_size=16,
+    graphs=GraphSupport.NEVER,
+)
+
+AMX_MLA = Backend(
+    name="AMX_MLA",
+    summary="C++ decode of absorbed latent attention with AMX tiles: all heads in one multiply",
+    serves=MLA,
+    takes={
+        "head_size": OneOf(576),
+        "attn_type": DECODER,
+        "dtype": OneOf(BF16),
+        "kv_cache_dtype": OneOf(*PLAIN_KV),
+        "block_size": MultipleOf(32),
+    },
+    features=PAGED,
+    on={"traits": AMX},
+    preferred_block_size=64,
+    graphs=GraphSupport.NEVER,
+)
+
+CPU_PREFILL = Backend(
+    name="CPU",
+    summary="C++ attention over expanded latent heads",
+    serves=MLA_PREFILL,
+    takes={"dtype": ANY_DTYPE},
+    features=_FIXED_ORDER | {Feature.LSE},
+    graphs=GraphSupport.NEVER,
+)
+
+ZEN_PREFILL = Backend(
+    name="ZEN_CPU",
+    summary="zentorch's attention over expanded latent heads",
+    serves=MLA_PREFILL,
+    takes={"dtype": OneOf(FP16, BF16)},
+    features=frozenset({Feature.LSE}),
+    on=ON_ZEN,
+    requires=(ZENTORCH_PACKAGE,),
+    graphs=GraphSupport.NEVER,
+)
+
+ZENTORCH = Backend(
+    name="ZENTORCH",
+    summary="zentorch's fused attention without a cache",
+    serves=MHA,
+    takes={"attn_type": OneOf("encoder", "encoder_only"), "dtype": ANY_DTYPE},
+    features=frozenset({Feature.NON_CAUSAL}),
+    on=ON_ZEN,
+    requires=(ZENTORCH_PACKAGE,),
+    graphs=GraphSupport.NEVER,
+)
+
+REFERENCE_INDEXER = Backend(
+    name="REFERENCE",
+    summary="float32 scores of a sparse indexer, key by key, from every format",
+    serves=INDEXER,
+    takes={"indexer_kv_dtype": OneOf("bf16", "fp8", "mxfp4")},
+    features=PAGED | _FIXED_ORDER | {Feature.DCP, Feature.PCP},
+    reads=frozenset({"indexer_kv_dtype", "indexer_sparse_logits"}),
+    last_resort=True,
+    graphs=GraphSupport.NEVER,
+)
+
+CATALOG: tuple[Backend, ...] = (
+    CPU_ATTN,
+    CPU_MLA,
+    AMX_MLA,
+    CPU_PREFILL,
+    ZEN_PREFILL,
+    ZENTORCH,
+    REFERENCE_INDEXER,
+    *PORTABLE,
+)

@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from typing import Protocol
 
-from attnplat.config.env import read_env
+from attnplat.config.env import Environment, read_env
 from attnplat.platforms.cpu.arch import AARCH64, X86_64, Processor, device_of
 from attnplat.platforms.cpu.arch import simulate as simulate
 from attnplat.platforms.detection import Detection, read_text
@@ -60,6 +60,9 @@ class Probes(Protocol):
 class SystemProbes:
     """This machine. Nothing is read before it is asked for."""
 
+    def __init__(self, environment: Environment | None = None) -> None:
+        self._environment = environment
+
     def system(self) -> str:
         return sys.platform
 
@@ -94,7 +97,8 @@ class SystemProbes:
         return os.cpu_count()
 
     def isa_limit(self) -> str | None:
-        return read_env().cpu_isa
+        environment = read_env() if self._environment is None else self._environment
+        return environment.cpu_isa
 
 
 def detect_devices(probes: Probes | None = None) -> tuple[DeviceInfo, ...]:

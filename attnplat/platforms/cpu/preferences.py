@@ -2,27 +2,60 @@
 
 from __future__ import annotations
 
-from attnplat.config.names import Operation
+from attnplat.backends.portable.catalog import INDEXER, MHA, MLA, MLA_PREFILL, SPARSE_MLA
+from attnplat.backends.portable.predicates import is_vision
+from attnplat.platforms.cpu.catalog import AMX, VECTORS
 from attnplat.platforms.selection import ByName, Preference
 
 PREFERENCES: tuple[Preference, ...] = (
     Preference(
-        serves=frozenset({Operation.MHA}),
+        serves=MHA,
+        when=is_vision,
         order=("TORCH_SDPA", "REFERENCE"),
-        because="torch's own attention is the fastest path that needs no further package",
+        because="torch's own kernel is as fast as any where there are no pages to read",
     ),
     Preference(
-        serves=frozenset({Operation.MLA_PREFILL}),
-        order=("TORCH_SDPA", "REFERENCE"),
-        because="expanded latent attention is ordinary attention with narrower values",
+        serves=MHA,
+        on={"traits": VECTORS},
+        order=("CPU_ATTN", "TORCH_SDPA", "REFERENCE"),
+        because="reading pages in place saves the copy that torch's kernel needs",
     ),
     Preference(
-        serves=frozenset({Operation.MLA}),
+        serves=MHA,
+        order=("TORCH_SDPA", "REFERENCE"),
+        because="without vector instructions of its own, torch's kernel is the fastest there is",
+    ),
+    Preference(
+        serves=MLA,
+        on={"traits": AMX},
+        order=("AMX_MLA", "CPU_MLA", "TORCH_SDPA", "REFERENCE"),
+        because="AMX multiplies all heads with a latent row at once, at the speed of memory",
+    ),
+    Preference(
+        serves=MLA,
+        order=("CPU_MLA", "TORCH_SDPA", "REFERENCE"),
+        because="one pass over the latent rows serves all heads",
+    ),
+    Preference(
+        serves=SPARSE_MLA,
+        order=("TORCH_SDPA", "REFERENCE"),
+        because="gathering the chosen rows is cheap beside scoring all keys",
+    ),
+    Preference(
+        serves=MLA_PREFILL,
+        order=("ZEN_CPU", "CPU", "TORCH_SDPA", "REFERENCE"),
+        because="AMD's own kernels lead on its processors; then the C++ kernels",
+        never_first={"TORCH_SDPA": "CPU takes what it takes"},
+    ),
+    Preference(
+        serves=INDEXER,
         order=("REFERENCE",),
-        because="no faster path for absorbed latent attention is here yet",
+        because="no faster scorer for processors is here yet",
     ),
 )
 
-BY_NAME: tuple[ByName, ...] = ()
+BY_NAME: tuple[ByName, ...] = (
+    ByName("ZENTORCH", "it has no cache, and its advantage over torch's kernel is not measured"),
+)
 
 LAST_RESORT_AUTOMATIC = True

@@ -1,10 +1,16 @@
-"""Reading NVML, NVIDIA's management library: no context is created on any device."""
+"""Reading NVML, NVIDIA's management library: no context is created on any device.
+
+Through NVIDIA's own bindings (the package nvidia-ml-py), or else straight from the driver's
+library, so that a machine without the package is not taken for one without a device.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
+
+from attnplat.platforms.cuda.nvml_library import NvmlLibrary
 
 T = TypeVar("T")
 
@@ -35,14 +41,26 @@ class NvmlReading(NamedTuple):
     failure: str | None = None
 
 
-def load_nvml(module_name: str) -> NvmlReading:
-    """Import NVIDIA's NVML bindings and read every device; survives whatever they raise."""
+def load_nvml(bindings: str, library: Callable[[], Any] = NvmlLibrary) -> NvmlReading:
+    """Read every device through the module `bindings`, or else through the driver's `library`.
+
+    Survives whatever either raises.
+    """
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError:
-        return NvmlReading(failure="the package nvidia-ml-py is not installed")
+        module = importlib.import_module(bindings)
     except Exception as error:
-        return NvmlReading(failure=f"nvidia-ml-py cannot be imported ({_told(error)})")
+        reading = _read_library(library)
+        if reading.devices or isinstance(error, ModuleNotFoundError):
+            return reading
+        return NvmlReading(failure=f"{bindings} cannot be imported ({_told(error)})")
+    return read_nvml(module)
+
+
+def _read_library(library: Callable[[], Any]) -> NvmlReading:
+    try:
+        module = library()
+    except Exception as error:
+        return NvmlReading(failure=f"NVML cannot be loaded ({_told(error)})")
     return read_nvml(module)
 
 

@@ -1,7 +1,437 @@
-"""Where other rule sets depart from the ROCM platform's catalog and preferences."""
+"""Where other rule sets depart from the ROCM platform's catalog and preferences.
+
+Conditions that only another rule set has stand here, beside the departure they belong to.
+"""
 
 from __future__ import annotations
 
-from attnplat.platforms.differences import Difference
+from typing import Any
 
-DIFFERENCES: tuple[Difference, ...] = ()
+from attnplat.backends.backend import Rule
+from attnplat.backends.limits import Between, Either, OneOf
+from attnplat.backends.portable.catalog import BLOCK_SPARSE, FP8_KV, HALF_DTYPES, MHA
+from attnplat.backends.portable.predicates import has_narrower_values, is_vision
+from attnplat.config.names import AttnType, Feature, KVCacheDtype, Operation
+from attnplat.platforms.differences import Difference
+from attnplat.platforms.rocm import rules
+from attnplat.platforms.selection import Preference, Ranked
+from attnplat.platforms.world import World
+
+_V41_NAMES = frozenset({"ROCM_FLASHMLA_SPARSE_DSV4", "ROCM_FLASHMLA_SPARSE_DSV41"})
+_SELECTOR = "vLLM 0.33, ROCm platform, selector"
+_ROWS = "vLLM 0.33, ROCm platform, recorded decisions"
+_VISION = "vLLM 0.33, ROCm platform, vision selector"
+_V4 = "vLLM 0.33, DeepSeek-V4 model code"
+_EXPANDED_DIMS = ((128, 64, 128), (192, 64, 256), (64, 64, 128), (256, 0, 256))
+
+
+def _is_text_attention(config: Any, world: World) -> bool:
+    return not is_vision(config, world) and not has_narrower_values(config, world)
+
+
+def _is_v4_model(config: Any, world: World) -> bool:
+    return rules.is_deepseek_v4(config, world) or rules.is_deepseek_v41(config, world)
+
+
+def _is_left_to_the_selector(config: Any, world: World) -> bool:
+    return not _is_v4_model(config, world)
+
+
+def _is_unnamed_scheme(config: Any, world: World) -> bool:
+    return config.model is None
+
+
+def _is_v41_asked_by_either_name(config: Any, world: World) -> bool:
+    return rules.is_deepseek_v41(config, world) and str(world.wishes.backend) in _V41_NAMES
+
+
+def _is_checked_nowhere(config: Any, world: World) -> bool:
+    on_one_rank = Feature.PCP not in world.run_needs
+    return is_vision(config, world) or (_is_v4_model(config, world) and on_one_rank)
+
+
+def _is_explicit_beside_ultraquant(config: Any, world: World) -> bool:
+    return world.wishes.backend is not None and rules.LAYOUT_VS_ULTRAQUANT.when(config, world)
+
+
+def _lists_rocm_attn(config: Any, world: World) -> bool:
+    run = world.run
+    return not run.kv_connector and run.model_attn_type != AttnType.ENCODER_DECODER
+
+
+def _lists_unified(config: Any, world: World) -> bool:
+    return rules.has_aiter(world)
+
+
+def _forward_takes(config: Any, world: World) -> bool:
+    return HALF_DTYPES.accepts(config.dtype)
+
+
+def _aiter_forward(config: Any, world: World) -> bool:
+    return _forward_takes(config, world) and rules.aiter_mha_is_on(config, world)
+
+
+def _flash_attn_forward(config: Any, world: World) -> bool:
+    there = "flash-attn" in world.inventory.packages
+    enabled = rules.is_cdna(world) or world.inventory.on("flash_attn_triton")
+    return _forward_takes(config, world) and there and enabled
+
+
+def _aiter_is_off(config: Any, world: World) -> bool:
+    return not rules.aiter_is_on(world)
+
+
+_LIST = Preference(
+    serves=MHA,
+    when=_is_text_attention,
+    order=(
+        Ranked("ROCM_AITER_UNIFIED_ATTN", rules.rdna_aiter_is_on),
+        Ranked("ROCM_ATTN", _lists_rocm_attn),
+        Ranked("ROCM_AITER_FA", rules.aiter_mha_is_on),
+        Ranked("ROCM_AITER_UNIFIED_ATTN", _lists_unified),
+        "TRITON_ATTN",
+        "TURBOQUANT",
+        "ROCM_OCTAVE",
+        "ULTRAQUANT",
+    ),
+    because="vLLM assembles its list so",
+)
+_SPARSE_LIST = Preference(
+    serves=BLOCK_SPARSE,
+    when=_is_unnamed_scheme,
+    order=("ROCM_AITER_MLA_SPARSE",),
+    because="vLLM has one list for whatever is sparse",
+)
+_VISION_LIST = Preference(
+    serves=MHA,
+    when=is_vision,
+    order=(
+        Ranked("ROCM_AITER_FA", _aiter_forward),
+        Ranked("FLASH_ATTN", _flash_attn_forward),
+        "TORCH_SDPA",
+        "TRITON_ATTN",
+    ),
+    because="vLLM asks for switches, packages and dtype, and for nothing else",
+)
+
+
+def _accepts(rule: str, theirs: Any, ours: str, because: str, source: str) -> Difference:
+    return Difference(
+        backend=None,
+        subject=f"accepts.{rule}",
+        theirs=theirs,
+        ours=ours,
+        because=because,
+        source=source,
+    )
+
+
+def _unchecked_package(backend: str, operation: Operation | None = None) -> Difference:
+    return Difference(
+        backend=backend,
+        subject="requires",
+        theirs=(),
+        operation=operation,
+        ours="the package must be installed",
+        because="a kernel that is not there fails at the first step of a model, not at the choice",
+        source=_ROWS,
+    )
+
+
+def _any_device(backend: str) -> Difference:
+    return Difference(
+        backend=backend,
+        subject="on.traits",
+        theirs=None,
+        ours="only the devices that its kernels are written for",
+        because="aiter has no kernels for the others",
+        source=_SELECTOR,
+    )
+
+
+def _any_latent_row(backend: str) -> Difference:
+    return Difference(
+        backend=backend,
+        subject="takes.head_size",
+        theirs=None,
+        ours="rows of 576 elements",
+        because="aiter's latent kernels are assembled for 512 + 64 elements",
+        source=_SELECTOR,
+    )
+
+
+def _inherited_pcp(backend: str) -> Difference:
+    return Difference(
+        backend=backend,
+        subject="feature.pcp",
+        theirs=True,
+        ours="prefill context parallelism is refused",
+        because="no dense latent kernel merges parts of a prefill; vLLM's yes is inherited",
+        source=_SELECTOR,
+    )
+
+
+def _requested_beside_ultraquant(backend: str) -> Difference:
+    return Difference(
+        backend=backend,
+        subject="rule.layout_vs_ultraquant",
+        theirs=Rule(
+            "layout_vs_ultraquant",
+            _is_explicit_beside_ultraquant,
+            "vLLM asks it of requested backends only",
+            last=True,
+        ),
+        ours="asked of automatic choices too",
+        because="layers without a layout in common cannot share a run, whoever chose them",
+        source=_SELECTOR,
+    )
+
+
+def _vendor_numbers(backend: str) -> tuple[Difference, ...]:
+    ours = "gfx942 and gfx950"
+    because = "aiter's DeepSeek-V4 kernels are written for them"
+    numbers = Either(Between((9, 0), (9, 9)), Between((10, 0), (10, 9)))
+    return tuple(
+        Difference(
+            backend=backend,
+            subject=subject,
+            theirs=theirs,
+            ours=ours,
+            because=because,
+            source=_SELECTOR,
+        )
+        for subject, theirs in (("on.traits", None), ("on.capability", numbers))
+    )
+
+
+DIFFERENCES: tuple[Difference, ...] = (
+    # How requests and parts are treated.
+    _accepts(
+        "foreign_platform",
+        _is_left_to_the_selector,
+        "a backend of another vendor is refused",
+        "its kernels cannot run here",
+        _SELECTOR,
+    ),
+    _accepts(
+        "shared_capability_numbers",
+        True,
+        "gfx digits are no compute capability",
+        "gfx90a and compute capability 9.0 have nothing in common but digits",
+        _SELECTOR,
+    ),
+    _accepts(
+        "packed_kv_fallback",
+        True,
+        "a request that does not fit is refused, with what would fit",
+        "a request is never replaced silently",
+        _SELECTOR,
+    ),
+    _accepts(
+        "request_replaced",
+        _is_v41_asked_by_either_name,
+        "the name of another model's backend is refused",
+        "a request is never replaced silently",
+        _V4,
+    ),
+    _accepts(
+        "request_unvalidated",
+        is_vision,
+        "a request is checked for vision layers as for all others",
+        "a head size or dtype that its kernels lack fails at the first image",
+        _VISION,
+    ),
+    _accepts(
+        "automatic_unvalidated",
+        _is_checked_nowhere,
+        "every backend of a row is checked",
+        "vision head sizes and V4's devices have limits like all others",
+        _VISION,
+    ),
+    _accepts(
+        "parts_apart",
+        True,
+        "a latent layer is served only if its prefill and indexer are",
+        "otherwise the model fails when it is built",
+        _SELECTOR,
+    ),
+    _accepts(
+        "wish_ignored",
+        True,
+        "a wish that no backend here reads is refused",
+        "a wish is never swallowed",
+        _SELECTOR,
+    ),
+    # Which backends exist, and in which order they are tried.
+    Difference(
+        backend="TORCH_SDPA",
+        subject="exists",
+        theirs=is_vision,
+        ours="serves every layer, behind all others",
+        because="torch's own attention runs where nothing else does",
+        source=_SELECTOR,
+    ),
+    Difference(
+        backend=None,
+        subject="order",
+        theirs=(_LIST,),
+        ours="aiter's kernels come first where it is switched on, and not at all where it is off",
+        because="who switches it on wants it used; vLLM puts ROCM_ATTN first on CDNA, and lists "
+        "the unified kernels even where aiter is off",
+        source=_SELECTOR,
+    ),
+    Difference(
+        backend=None,
+        subject="order",
+        theirs=(_SPARSE_LIST,),
+        ours="block-sparse layers have their own row",
+        because="latent kernels cannot serve them",
+        source=_SELECTOR,
+    ),
+    Difference(
+        backend=None,
+        subject="order",
+        theirs=(_VISION_LIST,),
+        ours="Triton comes before torch, and who does not fit is passed over",
+        because="torch's own kernels are the slowest of the four",
+        source=_VISION,
+    ),
+    # What single backends take.
+    *(
+        _unchecked_package(name)
+        for name in (
+            "ROCM_AITER_UNIFIED_ATTN",
+            "ROCM_AITER_MLA",
+            "ROCM_AITER_TRITON_MLA",
+            "ROCM_AITER_MLA_SPARSE",
+            "ROCM_FLASHMLA_SPARSE_DSV4",
+            "ROCM_FLASHMLA_SPARSE_DSV41",
+        )
+    ),
+    _unchecked_package("ROCM_AITER_FA", Operation.MHA),
+    _unchecked_package("FLASH_ATTN", Operation.MHA),
+    *(
+        _any_device(name)
+        for name in (
+            "ROCM_AITER_UNIFIED_ATTN",
+            "ROCM_AITER_MLA",
+            "ROCM_AITER_TRITON_MLA",
+            "ROCM_AITER_MLA_SPARSE",
+        )
+    ),
+    *_vendor_numbers("ROCM_FLASHMLA_SPARSE_DSV4"),
+    *_vendor_numbers("ROCM_FLASHMLA_SPARSE_DSV41"),
+    *(
+        _any_latent_row(name)
+        for name in (
+            "ROCM_AITER_MLA",
+            "ROCM_AITER_TRITON_MLA",
+            "ROCM_AITER_MLA_SPARSE",
+        )
+    ),
+    *(
+        _inherited_pcp(name)
+        for name in (
+            "TRITON_MLA",
+            "ROCM_AITER_MLA",
+            "ROCM_AITER_TRITON_MLA",
+        )
+    ),
+    *(
+        _requested_beside_ultraquant(name)
+        for name in (
+            "ROCM_ATTN",
+            "ROCM_AITER_FA",
+            "ROCM_AITER_UNIFIED_ATTN",
+        )
+    ),
+    Difference(
+        backend="ROCM_AITER_FA",
+        subject="takes.head_size",
+        operation=Operation.MHA,
+        theirs=OneOf(*rules.PAGED_HEAD_SIZES),
+        ours="any multiple of 8 up to 256 where there is no cache",
+        because="only the paged decode is built for three head sizes",
+        source=_SELECTOR,
+    ),
+    Difference(
+        backend="ROCM_AITER_FA",
+        subject="rule.aiter_paged_head_size",
+        operation=Operation.MHA,
+        theirs=None,
+        ours="refuses other head sizes for layers with a cache only",
+        because="only the paged decode is built for three head sizes",
+        source=_SELECTOR,
+    ),
+    Difference(
+        backend="ROCM_AITER_FA",
+        subject="takes.attn_type",
+        operation=Operation.MHA,
+        theirs=OneOf(AttnType.DECODER),
+        ours="layers without a cache too",
+        because="its forward kernel needs no cache",
+        source=_SELECTOR,
+    ),
+    Difference(
+        backend="FLASH_ATTN",
+        subject="rule.fa_rdna_needs_triton",
+        theirs=None,
+        ours="on consumer devices flash-attn's Triton kernels must be switched on",
+        because="the package has no others for them",
+        source=_ROWS,
+    ),
+    Difference(
+        backend="FLASH_ATTN",
+        subject="takes.dims",
+        operation=Operation.MLA_PREFILL,
+        theirs=OneOf(*_EXPANDED_DIMS),
+        ours="any head of up to 256 elements",
+        because="values are padded to the width of the keys",
+        source="vLLM 0.33, MLA prefill selector",
+    ),
+    *(
+        Difference(
+            backend="ROCM_AITER_FA",
+            subject=f"takes.{field}",
+            operation=Operation.MLA_PREFILL,
+            theirs=None,
+            ours="heads of up to 256 elements",
+            because="aiter's forward kernels stop there",
+            source="vLLM 0.33, MLA prefill selector",
+        )
+        for field in ("head_size", "v_head_size")
+    ),
+    Difference(
+        backend="ROCM_AITER_FA",
+        subject="rule.aiter_is_off",
+        operation=Operation.MLA_PREFILL,
+        theirs=Rule("aiter_is_off", _aiter_is_off, "vLLM refuses it while aiter is off"),
+        ours="a request by name is honoured while aiter is off",
+        because="the switch is about automatic choices, and a request is explicit",
+        source="vLLM 0.33, MLA prefill selector",
+    ),
+    Difference(
+        backend="MINIMAX_M3_SPARSE",
+        subject="takes.kv_cache_dtype",
+        theirs=OneOf(KVCacheDtype.BFLOAT16, *FP8_KV, KVCacheDtype.FP8_E5M2),
+        ours="auto too, which is the activations' dtype",
+        because="auto has one meaning for every backend",
+        source=_SELECTOR,
+    ),
+    Difference(
+        backend="TRITON_INDEXER",
+        subject="takes.indexer_kv_dtype",
+        theirs=OneOf("fp8"),
+        ours="a bf16 index cache too",
+        because="it is the format that needs no scales, for devices without fp8",
+        source="vLLM 0.33, sparse indexer",
+    ),
+    Difference(
+        backend="TRITON_INDEXER",
+        subject="takes.sparse_logits",
+        theirs=None,
+        ours="logits of chosen blocks alone are refused",
+        because="its kernel scores every key",
+        source="vLLM 0.33, sparse indexer",
+    ),
+)

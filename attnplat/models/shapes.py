@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+SHAPES: dict[str, dict[str, object]] = {}

@@ -1,0 +1,264 @@
+"""Conditions and orders of vLLM 0.33 that attnplat does not share; `differences` names them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from attnplat.backends.limits import Limit
+from attnplat.backends.portable.catalog import BLOCK_SPARSE, MHA, MLA, SPARSE_MLA
+from attnplat.backends.portable.predicates import has_narrower_values, is_vision
+from attnplat.config.names import Feature
+from attnplat.platforms.cuda import preferences as ours
+from attnplat.platforms.cuda import rules
+from attnplat.platforms.cuda.flash_attention import serves_narrow_values
+from attnplat.platforms.selection import Preference, Ranked
+from attnplat.platforms.world import World
+
+_LAST = frozenset({"TORCH_SDPA", "REFERENCE"})
+
+
+def _without_last(row: Preference) -> tuple[str | Ranked, ...]:
+    return tuple(member for member in row.order if member not in _LAST)
+
+
+# Whom the selector is asked for -------------------------------------------------------------
+
+
+def is_deepseek_v4_family(config: Any, world: World) -> bool:
+    """A layer of DeepSeek-V4 or V4.1: its model's code chooses, not the selector."""
+    return rules.is_deepseek_v4(config, world) or rules.is_deepseek_v41(config, world)
+
+
+def is_left_to_the_selector(config: Any, world: World) -> bool:
+    """Every layer but those that a model's code decides."""
+    return not is_deepseek_v4_family(config, world)
+
+
+def is_chosen_by_model_code(config: Any, world: World) -> bool:
+    """A layer whose model picks its backend without asking it anything."""
+    return is_deepseek_v4_family(config, world) or rules.is_minimax_m3(config, world)
+
+
+# Latent layers: one list for dense and sparse -------------------------------------------------
+
+
+def _one_list(dense: tuple[str, ...], rows: tuple[Preference, ...]) -> tuple[Preference, ...]:
+    """The dense backends before each sparse row's own, for layers of both kinds."""
+    return tuple(
+        replace(
+            row,
+            serves=MLA | SPARSE_MLA,
+            order=(*dense, *_without_last(row)),
+            because="one list serves dense and sparse latent layers",
+            never_first={},
+        )
+        for row in rows
+    )
+
+
+LATENT_BLACKWELL = _one_list(
+    (
+        "FLASHINFER_MLA",
+        "TOKENSPEED_MLA",
+        "CUTLASS_MLA",
+        "FLASH_ATTN_MLA",
+        "FLASHMLA",
+        "TRITON_MLA",
+    ),
+    (
+        ours.BLACKWELL_SPARSE_QUANTISED,
+        ours.BLACKWELL_SPARSE_FEW_HEADS,
+        ours.BLACKWELL_SPARSE,
+    ),
+)
+(LATENT_CONSUMER,) = _one_list(("TRITON_MLA",), (ours.CONSUMER_SPARSE,))
+# Every other device, Hopper or not, has Hopper's list.
+LATENT_ORDINARY = tuple(
+    replace(row, on={})
+    for row in _one_list(
+        ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA"),
+        (ours.HOPPER_SPARSE_512, ours.HOPPER_SPARSE),
+    )
+)
+
+# Block-sparse layers of no known model get the lists of ordinary attention --------------------
+
+
+def is_unnamed_scheme(config: Any, world: World) -> bool:
+    """A block-sparse layer of which the model is not told."""
+    return config.model is None
+
+
+def _is_unnamed_and_causal(config: Any, world: World) -> bool:
+    return is_unnamed_scheme(config, world) and rules.is_causal(config, world)
+
+
+BLOCK_ROWS = (
+    replace(
+        ours.BLACKWELL_FORWARD,
+        serves=BLOCK_SPARSE,
+        when=_is_unnamed_and_causal,
+        order=_without_last(ours.BLACKWELL_FORWARD),
+    ),
+    replace(
+        ours.ORDINARY,
+        serves=BLOCK_SPARSE,
+        when=is_unnamed_scheme,
+        order=_without_last(ours.ORDINARY),
+    ),
+)
+
+# MiniMax-M3 ---------------------------------------------------------------------------------
+
+
+def msa_takes(config: Any, world: World) -> bool:
+    """MSA's kernels take the layer, as the model's code sees it."""
+    fits = config.topk_blocks in (4, 8, 16, 32) and config.kv_cache_dtype != "fp8_e5m2"
+    return world.device.major == 10 and fits and config.kv_cache_dtype != "nvfp4_4over6"
+
+
+def triton_blocks_take(config: Any, world: World) -> bool:
+    """Triton's kernels take the layer, as the model's code sees it."""
+    return not str(config.kv_cache_dtype).startswith("nvfp4")
+
+
+MINIMAX_ROWS = (
+    Preference(
+        serves=BLOCK_SPARSE,
+        when=rules.is_minimax_m3,
+        order=(
+            Ranked("TRITON_MSA", msa_takes),
+            Ranked("MINIMAX_M3_SPARSE", triton_blocks_take),
+        ),
+        because="the model's code knows when MSA's kernels take the layer",
+    ),
+)
+
+# DeepSeek-V4 --------------------------------------------------------------------------------
+
+
+def _asked(world: World) -> str:
+    return str(world.wishes.backend)
+
+
+def _v4_row(model: Any, order: tuple[str | Ranked, ...], names: frozenset[str]) -> Preference:
+    def asked_so(config: Any, world: World) -> bool:
+        return bool(model(config, world)) and _asked(world) in names
+
+    return Preference(
+        serves=SPARSE_MLA, when=asked_so, order=order, because="the model's code maps names so"
+    )
+
+
+def _is_context_parallel(config: Any, world: World) -> bool:
+    return Feature.PCP in world.run_needs
+
+
+def _is_v41_on_many_ranks(config: Any, world: World) -> bool:
+    return rules.is_deepseek_v41(config, world) and _is_context_parallel(config, world)
+
+
+def _is_flashmla_asked_or_nothing(config: Any, world: World) -> bool:
+    names = ("None", "FLASHMLA_SPARSE", "FLASHMLA_SPARSE_DSV4", "FLASHMLA_SPARSE_DSV41")
+    return _asked(world) in names
+
+
+def _is_consumer_blackwell(config: Any, world: World) -> bool:
+    return world.device.major == 12
+
+
+def _is_no_consumer_blackwell(config: Any, world: World) -> bool:
+    return world.device.major != 12
+
+
+def _has_mega(config: Any, world: World) -> bool:
+    fused = world.device.major == 10 and world.inventory.usable("engine_kernels")
+    return fused and not rules.has_no_mega_groups(config, world)
+
+
+_REFUSED_V4 = frozenset({"FLASHINFER_MLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120"})
+_FLASHINFER_V4 = frozenset({"FLASHINFER_MLA_SPARSE_DSV4"})
+_FLASHMLA_V4 = frozenset({"FLASHMLA_SPARSE", "FLASHMLA_SPARSE_DSV4"})
+
+V4_ROWS = (
+    _v4_row(rules.is_deepseek_v4, (), _REFUSED_V4),
+    _v4_row(rules.is_deepseek_v4, ("FLASHINFER_MLA_SPARSE_DSV4",), _FLASHINFER_V4),
+    _v4_row(rules.is_deepseek_v4, ("FLASHMLA_SPARSE_DSV4",), _FLASHMLA_V4),
+    Preference(
+        serves=SPARSE_MLA,
+        when=rules.is_deepseek_v4,
+        order=(
+            Ranked("FLASHINFER_MLA_SPARSE_DSV4", _is_consumer_blackwell),
+            Ranked("FLASHMLA_SPARSE_DSV4", _is_no_consumer_blackwell),
+        ),
+        because="the model's code asks for the device alone",
+    ),
+    Preference(
+        serves=SPARSE_MLA,
+        when=_is_v41_on_many_ranks,
+        order=(Ranked("FLASHMLA_SPARSE_DSV41", _is_flashmla_asked_or_nothing),),
+        because="only FlashMLA's layer splits a prefill over ranks",
+    ),
+    _v4_row(rules.is_deepseek_v41, (), _REFUSED_V4),
+    _v4_row(
+        rules.is_deepseek_v41,
+        ("FLASHINFER_MLA_SPARSE_DSV41",),
+        _FLASHINFER_V4 | {"FLASHINFER_MLA_SPARSE_DSV41"},
+    ),
+    _v4_row(
+        rules.is_deepseek_v41,
+        ("FLASHMLA_SPARSE_DSV41",),
+        _FLASHMLA_V4 | {"FLASHMLA_SPARSE_DSV41"},
+    ),
+    _v4_row(
+        rules.is_deepseek_v41,
+        ("FLASHMLA_MEGA_ATTN_DSV41",),
+        frozenset({"FLASHMLA_MEGA_ATTN_DSV41"}),
+    ),
+    Preference(
+        serves=SPARSE_MLA,
+        when=rules.is_deepseek_v41,
+        order=(
+            Ranked("FLASHINFER_MLA_SPARSE_DSV41", _is_consumer_blackwell),
+            Ranked("FLASHMLA_MEGA_ATTN_DSV41", _has_mega),
+            "FLASHMLA_SPARSE_DSV41",
+        ),
+        because="the model's code asks for the device, the build and the heads",
+    ),
+)
+
+# Values of another width, vision --------------------------------------------------------------
+
+
+def has_flash_attention(config: Any, world: World) -> bool:
+    """Some version of FlashAttention is installed."""
+    return world.inventory.usable("flash_attention")
+
+
+NARROW_ROWS = (
+    Preference(
+        serves=MHA,
+        when=has_narrower_values,
+        order=(
+            Ranked("FLASH_ATTN_DIFFKV", serves_narrow_values),
+            Ranked("TRITON_ATTN_DIFFKV", has_flash_attention),
+        ),
+        because="FlashAttention's version is asked first, which needs the package",
+    ),
+)
+
+
+def _is_vision_before_ampere(config: Any, world: World) -> bool:
+    capability = world.device.capability
+    return is_vision(config, world) and capability is not None and capability < (8, 0)
+
+
+VISION_ROWS = (
+    Preference(
+        serves=MHA,
+        when=_is_vision_before_ampere,
+        order=("FLASH_ATTN", "TORCH_SDPA", "TRITON_ATTN", "FLASHINFER"),
+        because="torch comes before Triton on devices older than Ampere",
+    ),
+)

@@ -1,0 +1,103 @@
+"""Tables of what is chosen beside a layer's attention: prefill, vision, state, indexer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnplat.config.layer import IndexerConfig, MhaConfig, MlaPrefillConfig, StateConfig
+from attnplat.config.names import AttnType, Role
+from attnplat.config.run import RunContext
+from attnplat.snapshots.kind import (
+    Kind,
+    Outcome,
+    Row,
+    agree_on_choice,
+    ask,
+    chosen_name,
+    error_of,
+    platform_of,
+    refused,
+)
+
+# The recorded names of the state-space kinds; CUSTOM is none of ours.
+_STATE_KINDS = {
+    "MAMBA1": "mamba1",
+    "MAMBA2": "mamba2",
+    "SHORT_CONV": "short_conv",
+    "LINEAR": "linear",
+    "GDN_ATTN": "gdn",
+}
+_INDEX_HEAD_SIZE = 128
+
+
+def decide_prefill(row: Row, rules: str) -> Outcome:
+    """Which backend prefills an MLA layer of the given dimensions."""
+    dims, requested = row["mla_dims"], row["requested"]
+    config = MlaPrefillConfig(
+        head_size=dims["qk_nope_head_dim"] + dims["qk_rope_head_dim"],
+        dtype=row["dtype"],
+        qk_nope_head_dim=dims["qk_nope_head_dim"],
+        qk_rope_head_dim=dims["qk_rope_head_dim"],
+        v_head_size=dims["v_head_dim"],
+    )
+    run = RunContext(batch_invariant=row["batch_invariant"])
+    selection = ask(platform_of(row, rules), config, run, mla_prefill_backend=requested)
+    return {"selected": chosen_name(selection), "error": error_of(selection, requested)}
+
+
+def decide_vision(row: Row, rules: str) -> Outcome:
+    """Which backend a vision tower's layer uses."""
+    requested = row["requested"]
+    config = MhaConfig(
+        head_size=row["head_size"],
+        dtype=row["dtype"],
+        kv_cache_dtype=None,
+        attn_type=AttnType.ENCODER_ONLY,
+        role=Role.VISION,
+    )
+    selection = ask(platform_of(row, rules), config, backend=requested)
+    return {"selected": chosen_name(selection), "error": error_of(selection, requested)}
+
+
+def decide_state(row: Row, rules: str) -> Outcome:
+    """Which backend a recurrent layer uses."""
+    kind = _STATE_KINDS.get(row["mamba_type"])
+    if kind is None:
+        return {"selected": None, "error": "no_class"}
+    config = StateConfig(head_size=1, state_kind=kind)
+    run = RunContext(batch_invariant=row["batch_invariant"])
+    selection = ask(platform_of(row, rules), config, run)
+    return {"selected": chosen_name(selection), "error": error_of(selection, None)}
+
+
+def decide_indexer(row: Row, rules: str) -> Outcome:
+    """Which format the cache of DeepSeek's sparse indexer has."""
+    config = IndexerConfig(
+        head_size=_INDEX_HEAD_SIZE,
+        model_type=row["model_type"],
+        sparse_logits=row["indexer_sparse_logits"],
+    )
+    run = RunContext(dcp_size=2 if row["dcp"] else 1, pcp_size=2 if row["pcp"] else 1)
+    selection = ask(platform_of(row, rules), config, run, indexer_kv_dtype=row["requested"])
+    assert selection is not None
+    resolved: Any = selection.config
+    return {
+        "resolved": resolved.indexer_kv_dtype if selection.ok else None,
+        "error": error_of(selection, None),
+    }
+
+
+def agree_on_format(outcome: Outcome, recorded: Row) -> bool:
+    """Whether two outcomes refuse together or resolve to the same format."""
+    same = outcome["resolved"] == recorded["resolved"]
+    return bool(same) and refused(outcome) == refused(recorded)
+
+
+def _is_vision(row: Row) -> bool:
+    return "rule" not in row and {"head_size", "dtype", "requested"} <= row.keys()
+
+
+PREFILL = Kind("prefill", lambda row: "mla_dims" in row, decide_prefill, agree_on_choice)
+VISION = Kind("vit", _is_vision, decide_vision, agree_on_choice)
+STATE = Kind("mamba", lambda row: "mamba_type" in row, decide_state, agree_on_choice)
+INDEXER = Kind("indexer", lambda row: row.get("rule") == "dsa", decide_indexer, agree_on_format)

@@ -1,0 +1,58 @@
+"""The table of ordinary selections: what fits, in order, and why the rest does not."""
+
+from __future__ import annotations
+
+from attnplat.platforms.selection import Selection
+from attnplat.snapshots.codes import codes_of
+from attnplat.snapshots.kind import (
+    NO_CLASS,
+    RECORDED_ONLY,
+    Kind,
+    Outcome,
+    Row,
+    ask,
+    chosen_name,
+    error_of,
+    platform_of,
+    refused,
+)
+from attnplat.snapshots.layers import case_of
+
+
+def decide_selection(row: Row, rules: str) -> Outcome:
+    """The outcome fields of an ordinary selection."""
+    case, requested = case_of(row), row["requested"]
+    selection = ask(platform_of(row, rules), case.config, case.run, **case.wishes)
+    listed = selection if selection is not None and selection.requested is None else None
+    return {
+        "selected": chosen_name(selection),
+        "priority_list": list(listed.candidates) if listed else [],
+        "valid": [b.name for b in listed.accepted] if listed else [],
+        "rejected": _rejected(selection, requested),
+        "error": error_of(selection, requested),
+    }
+
+
+def _rejected(selection: Selection | None, requested: str | None) -> dict[str, list[str]]:
+    if selection is None:
+        return {str(requested): [RECORDED_ONLY.get(str(requested), NO_CLASS)]}
+    return {name: sorted(codes_of(rs)) for name, rs in selection.rejections.items()}
+
+
+def agree_on_selection(outcome: Outcome, recorded: Row) -> bool:
+    """Whether choice, order, reasons and refusal are the same."""
+    # An exception in the recorded engine left no reasons to compare.
+    silent = str(recorded.get("error")).startswith("exception:")
+    reasons = [
+        {name: frozenset(codes) for name, codes in row["rejected"].items()}
+        for row in (outcome, recorded)
+    ]
+    return (
+        outcome["selected"] == recorded["selected"]
+        and list(outcome["valid"]) == list(recorded["valid"])
+        and (silent or reasons[0] == reasons[1])
+        and refused(outcome) == refused(recorded)
+    )
+
+
+SELECTION = Kind("selection", lambda row: "config" in row, decide_selection, agree_on_selection)

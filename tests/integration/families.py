@@ -1,0 +1,224 @@
+"""Tiny models of many families with random weights, and inputs that exercise their features.
+
+Weights are drawn wide (initializer_range 0.5): with transformers' default of 0.02 attention
+is near uniform, and a dropped window, sink or soft cap does not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 97
+LENGTH = 13
+INITIALIZER_RANGE = 0.5
+
+_DECODER = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+_MIXED = dict(layer_types=["sliding_attention", "full_attention"], sliding_window=4)
+_EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
+_LATENT = dict(
+    kv_lora_rank=16,
+    q_lora_rank=24,
+    qk_rope_head_dim=16,
+    qk_nope_head_dim=32,
+    v_head_dim=32,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    n_group=2,
+    topk_group=1,
+    moe_intermediate_size=32,
+    first_k_dense_replace=1,
+    n_shared_experts=1,
+    num_key_value_heads=4,
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family.
+
+    Attributes:
+        config: class name of the config in transformers.
+        model: class name of the model.
+        options: keyword arguments of the config.
+        features: features a layer of it uses, each of which a test drops.
+        paged: whether it decodes through a paged cache.
+        takes_decoder_ids: encoder-decoder.
+    """
+
+    config: str
+    model: str
+    options: Mapping[str, Any]
+    features: tuple[str, ...]
+    paged: bool = False
+    takes_decoder_ids: bool = False
+
+
+def _decoder(config: str, *features: str, paged: bool = True, **options: Any) -> Family:
+    model = config.removesuffix("Config").removesuffix("Text") + "ForCausalLM"
+    model = {"Gemma3ForCausalLM": "Gemma3ForCausalLM"}.get(model, model)
+    return Family(config, model, _DECODER | options, ("mask", "scale", *features), paged=paged)
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": _decoder("LlamaConfig"),
+    "mistral": _decoder("MistralConfig", "window", sliding_window=4),
+    "qwen2": _decoder("Qwen2Config", "window", use_sliding_window=True, **_MIXED),
+    "qwen3": _decoder("Qwen3Config", "window", use_sliding_window=True, head_dim=16, **_MIXED),
+    "phi3": _decoder("Phi3Config", "window", sliding_window=4, original_max_position_embeddings=512),
+    "gemma2": _decoder(
+        "Gemma2Config",
+        "window",
+        "soft_cap",
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        **_MIXED,
+    ),
+    "gemma3": _decoder(
+        "Gemma3TextConfig", "window", head_dim=16, query_pre_attn_scalar=24, **_MIXED
+    ),
+    "gpt_oss": _decoder("GptOssConfig", "window", "sinks", head_dim=16, **_EXPERTS, **_MIXED),
+    "deepseek_v3": _decoder("DeepseekV3Config", **_LATENT),
+    "deepseek_v32": _decoder(
+        "DeepseekV32Config",
+        "topk",
+        paged=False,  # its indexer keeps a cache of its own
+        index_topk=4,
+        index_n_heads=4,
+        index_head_dim=32,
+        **_LATENT,
+    ),
+    "gpt_neox": _decoder("GPTNeoXConfig"),
+    "gpt2": Family(
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        dict(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=512),
+        ("mask", "scale"),
+        paged=True,
+    ),
+    "opt": Family(
+        "OPTConfig",
+        "OPTForCausalLM",
+        _DECODER | dict(ffn_dim=64, word_embed_proj_dim=64),
+        ("mask", "scale"),
+        paged=True,
+    ),
+    "bert": Family(
+        "BertConfig",
+        "BertForMaskedLM",
+        _DECODER,
+        ("mask", "scale"),
+    ),
+    "modernbert": Family(
+        "ModernBertConfig",
+        "ModernBertForMaskedLM",
+        _DECODER | dict(local_attention=8, global_attn_every_n_layers=2, cls_token_id=1),
+        ("mask", "scale", "window"),
+    ),
+    "t5": Family(
+        "T5Config",
+        "T5ForConditionalGeneration",
+        dict(
+            vocab_size=VOCABULARY,
+            d_model=64,
+            d_kv=16,
+            d_ff=64,
+            num_layers=2,
+            num_heads=4,
+            decoder_start_token_id=0,
+            initializer_factor=5.0,
+        ),
+        ("mask", "scale", "position_bias"),
+        takes_decoder_ids=True,
+    ),
+    "bart": Family(
+        "BartConfig",
+        "BartForConditionalGeneration",
+        dict(
+            vocab_size=VOCABULARY,
+            d_model=64,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            max_position_embeddings=512,
+            init_std=INITIALIZER_RANGE,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+        ("mask", "scale"),
+        takes_decoder_ids=True,
+    ),
+}
+
+
+def build(name: str, **changes: Any) -> transformers.PreTrainedModel:
+    """A model of the family, the same weights at every call, in evaluation mode."""
+    family = FAMILIES[name]
+    options = {"initializer_range": INITIALIZER_RANGE, **family.options, **changes}
+    config = getattr(transformers, family.config)(**options)
+    torch.manual_seed(20)
+    return getattr(transformers, family.model)(config).eval()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Model inputs, and which logits count (rows of padding have no meaning)."""
+
+    tensors: Mapping[str, torch.Tensor]
+    counted: torch.Tensor
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def padded_inputs(name: str, side: str = "left") -> Inputs:
+    """Three sequences of different lengths, padded on one side."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, VOCABULARY, (3, LENGTH), generator=generator)
+    mask = torch.ones_like(ids)
+    for row, padding in enumerate((5, 0, 2)):
+        if padding:
+            hidden = slice(0, padding) if side == "left" else slice(LENGTH - padding, None)
+            mask[row, hidden] = 0
+            ids[row, hidden] = 0
+    tensors = {"input_ids": ids, "attention_mask": mask}
+    if FAMILIES[name].takes_decoder_ids:
+        decoder = torch.randint(3, VOCABULARY, (3, LENGTH - 4), generator=generator)
+        return Inputs({**tensors, "decoder_input_ids": decoder}, torch.ones_like(decoder).bool())
+    return Inputs(tensors, mask.bool())
+
+
+def logits(
+    model: transformers.PreTrainedModel, inputs: Inputs, implementation: str
+) -> torch.Tensor:
+    """The counted logits, float64, under an attention implementation."""
+    model.set_attn_implementation(implementation)
+    with torch.inference_mode():
+        out = model(**inputs.tensors, use_cache=False).logits
+    return out[inputs.counted].double()
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, over the largest expected value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+Attention = Callable[..., tuple[torch.Tensor, Any]]
