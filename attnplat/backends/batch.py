@@ -312,12 +312,18 @@ class Batch:
             rows = start[r + 1] - start[r]
             at = f"request {r}"
             _demand(rows >= 0, f"batch.query_start_loc decreases at {at}")
-            _demand(rows <= self.max_query_len, f"{at} has {rows} query rows; max_query_len is "
-                    f"{self.max_query_len}")
-            _demand(0 <= length <= self.max_seq_len, f"{at} has seq_len {length}; it takes 0 to "
-                    f"max_seq_len ({self.max_seq_len})")
-            _demand(not self_attention or length >= rows, f"{at} has seq_len {length}, fewer than "
-                    f"its {rows} query rows")
+            _demand(
+                rows <= self.max_query_len,
+                f"{at} has {rows} query rows; max_query_len is {self.max_query_len}",
+            )
+            _demand(
+                0 <= length <= self.max_seq_len,
+                f"{at} has seq_len {length}; it takes 0 to max_seq_len ({self.max_seq_len})",
+            )
+            _demand(
+                not self_attention or length >= rows,
+                f"{at} has seq_len {length}, fewer than its {rows} query rows",
+            )
         self._validate_mirrors(start, lens)
         self._validate_ranges()
 
@@ -326,8 +332,11 @@ class Batch:
             mirror = getattr(self, f"{name}_host")
             if mirror is None or self.host_lens != "exact":
                 continue
-            _demand(mirror.tolist() == values, f"batch.{name}_host differs from batch.{name}; "
-                    "give equal values, or host_lens='upper'")
+            _demand(
+                mirror.tolist() == values,
+                f"batch.{name}_host differs from batch.{name}; "
+                "give equal values, or host_lens='upper'",
+            )
 
     def _validate_ranges(self) -> None:
         for request, begin, end in [] if self.ranges is None else self.ranges.tolist():
@@ -440,8 +449,11 @@ class PageTable:
         slots: list[int] = []
         for r, length in enumerate(lengths.seq_lens):
             have = (firsts[r] + len(blocks[r])) * block_size
-            _demand(length <= have, f"request {r} has {length} tokens and blocks for {have}; give "
-                    f"it {-(-length // block_size)} blocks of {block_size}")
+            _demand(
+                length <= have,
+                f"request {r} has {length} tokens and blocks for {have}; give "
+                f"it {-(-length // block_size)} blocks of {block_size}",
+            )
             new = {"new": lengths.query_len(r), "all": length, "none": 0}[write]
             for position in range(length - new, length):
                 block = blocks[r][position // block_size - firsts[r]]
@@ -515,10 +527,14 @@ class PageTable:
         for r, length in enumerate(lens):
             need = -(-length // self.block_size) - first[r]
             oldest = (0 if first_keys is None else first_keys[r]) // self.block_size - first[r]
-            _demand(need <= len(table[r]), f"request {r} needs {need} columns of "
-                    f"pages.block_table, which has {len(table[r])}")
-            _demand(length == 0 or oldest >= 0, f"request {r} sees block {oldest + first[r]}; "
-                    f"pages.first_block[{r}] is {first[r]}")
+            _demand(
+                need <= len(table[r]),
+                f"request {r} needs {need} columns of pages.block_table, which has {len(table[r])}",
+            )
+            _demand(
+                length == 0 or oldest >= 0,
+                f"request {r} sees block {oldest + first[r]}; pages.first_block[{r}] is {first[r]}",
+            )
             for column in range(oldest, need):
                 block = table[r][column]
                 good = block >= 0 and (num_blocks is None or block < num_blocks)

@@ -42,9 +42,7 @@ class MaskRules:
     @property
     def only_causality(self) -> bool:
         """Whether nothing but `causal` (or nothing at all) hides a key."""
-        return (
-            self.sliding_window == OPEN_WINDOW and self.chunk_size is None and self.topk is None
-        )
+        return self.sliding_window == OPEN_WINDOW and self.chunk_size is None and self.topk is None
 
     def first_key(self, position: int) -> int:
         """The first key that window and chunk leave visible to a query at `position`."""

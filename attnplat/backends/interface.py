@@ -612,7 +612,9 @@ class AttentionImpl(ABC):
         self._check("k", k, shape, self.dtype, rows_matter=True)
         if form.values_in_keys:
             if v is not None:
-                raise UnsupportedCallError("v is given; this layer's values are inside k: pass None")
+                raise UnsupportedCallError(
+                    "v is given; this layer's values are inside k: pass None"
+                )
             return
         shape = (k.shape[0], form.num_kv_heads, form.v_head_size)
         self._check("v", v, shape, self.dtype, rows_matter=True)

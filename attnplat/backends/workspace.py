@@ -36,9 +36,7 @@ class Workspace:
         self._taken = 0
 
     @classmethod
-    def of_size(
-        cls, given: Workspace | None, device: torch.device | str, nbytes: int
-    ) -> Workspace:
+    def of_size(cls, given: Workspace | None, device: torch.device | str, nbytes: int) -> Workspace:
         """The caller's workspace if there is one, else a new one; either has `nbytes` left.
 
         Raises WorkspaceTooSmallError when the caller's has less: it is never grown unasked.

@@ -6,7 +6,6 @@ that engine can paste theirs. `"auto"` and None both mean automatic.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -245,6 +244,8 @@ class AttentionConfig:
 
     def compute_hash(self) -> str:
         """64 hex digits over every field; the same in every process and on every machine."""
+        import hashlib  # loads OpenSSL, which no start-up should pay for
+
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self
+from functools import cached_property
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from attnplat.config.names import (
     INDEXER_KV_DTYPES,
@@ -27,11 +28,23 @@ from attnplat.config.names import (
 )
 from attnplat.errors import ConfigError, UnknownNameError
 
+C = TypeVar("C")
+
 OPEN_WINDOW = (-1, -1)
 MAX_SIZE = 1 << 24  # no real head size, block size or head count comes near it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def _config(cls: type[C]) -> type[C]:
+    """A frozen, keyword-only dataclass that shares LayerConfig's equality, hash and repr.
+
+    Generating those anew for every subclass is a third of what importing this module costs,
+    and every command line pays for it.
+    """
+    return dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+
+
+@_config
 class LayerConfig:
     """The fields that every operation has.
 
@@ -79,6 +92,23 @@ class LayerConfig:
         if not isinstance(self.label, str):
             self._refuse("label", "a string")
         self._validate()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LayerConfig):
+            return NotImplemented
+        return type(self) is type(other) and self._compared == other._compared
+
+    def __hash__(self) -> int:
+        return hash(self._compared)
+
+    def __repr__(self) -> str:
+        shown = [f for f in fields(self) if f.repr and getattr(self, f.name) != f.default]
+        inner = ", ".join(f"{f.name}={_shown(getattr(self, f.name))}" for f in shown)
+        return f"{type(self).__name__}({inner})"
+
+    @cached_property
+    def _compared(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, f.name) for f in fields(self) if f.compare)
 
     # Validation -----------------------------------------------------------------------
 
@@ -165,7 +195,7 @@ class LayerConfig:
         return out
 
 
-@dataclass(frozen=True, kw_only=True)
+@_config
 class MhaConfig(LayerConfig):
     """Multi-head, grouped-query or multi-query attention.
 
@@ -272,7 +302,7 @@ class MhaConfig(LayerConfig):
         return self.also_needs | {feature for feature, want in wanted.items() if want}
 
 
-@dataclass(frozen=True, kw_only=True)
+@_config
 class MlaConfig(LayerConfig):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), as decoded: absorbed.
 
@@ -362,7 +392,7 @@ class MlaConfig(LayerConfig):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@_config
 class SparseMlaConfig(MlaConfig):
     """Latent attention over the keys an indexer chose (DeepSeek-V3.2 and later).
 
@@ -399,7 +429,7 @@ class SparseMlaConfig(MlaConfig):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@_config
 class MlaPrefillConfig(LayerConfig):
     """The expanded half of MLA: ordinary attention whose values are narrower than its keys.
 
@@ -433,7 +463,7 @@ class MlaPrefillConfig(LayerConfig):
 BLOCK_SPARSE_MODELS = ("minimax_m3", "step5")
 
 
-@dataclass(frozen=True, kw_only=True)
+@_config
 class BlockSparseConfig(LayerConfig):
     """Attention over blocks of keys chosen per query (MiniMax-M3, Step5).
 
@@ -470,7 +500,7 @@ class BlockSparseConfig(LayerConfig):
         return self.also_needs | {feature for feature, want in wanted.items() if want}
 
 
-@dataclass(frozen=True, kw_only=True)
+@_config
 class IndexerConfig(LayerConfig):
     """The scorer that chooses the keys of a sparse layer.
 
@@ -495,7 +525,7 @@ class IndexerConfig(LayerConfig):
         self._check_size("topk")
 
 
-@dataclass(frozen=True, kw_only=True)
+@_config
 class StateConfig(LayerConfig):
     """A recurrent layer: mamba1, mamba2, short_conv, linear or gdn (gated delta net)."""
 
@@ -531,6 +561,12 @@ def _check_soft_cap(config: Any) -> None:
     if not _is_finite(cap) or cap <= 0:
         config._refuse("logits_soft_cap", "a finite number above 0, or None for off")
     config._set("logits_soft_cap", float(cap))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(str, value)))}}}"
+    return repr(str(value)) if isinstance(value, str) else repr(value)
 
 
 def _is_finite(value: Any) -> bool:

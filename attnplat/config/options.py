@@ -8,7 +8,6 @@ short `-ac` of both, and `--attention-backend NAME`.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,8 @@ def from_toml(path: str | Path, *, source: str | None = None) -> AttentionConfig
 
     Raises ConfigError for a file that is missing, unreadable or not TOML.
     """
+    import tomllib  # 10 ms of start-up that only a file's reader should pay
+
     try:
         text = Path(path).read_text(encoding="utf-8")
         tables = tomllib.loads(text)

@@ -19,6 +19,7 @@ from attnplat.config.names import Operation
 from attnplat.config.run import RunContext
 from attnplat.errors import DeviceError, UnknownNameError
 from attnplat.platforms import elsewhere
+from attnplat.platforms.detection import Detection
 from attnplat.platforms.device import DeviceInfo, PlatformName
 from attnplat.platforms.elsewhere import ELSEWHERE
 from attnplat.platforms.inventory import Inventory
@@ -42,13 +43,14 @@ def current_platform(index: int | None = None) -> Platform:
     """
     environment = read_env()
     for notice in environment.notices:
-        log.warning("%s", notice)
+        _tell_once(notice)
     if environment.device is not None:
         return _platform_named(environment.device, environment, index)
+    inventory = Inventory.installed(environment)
     for name in PLATFORMS:
         devices = detect(name)
-        if devices:
-            return _bind(_pick(name, devices, index), environment)
+        if devices and _torch_drives(name, inventory):
+            return _bind(_pick(name, devices, index), environment, inventory)
     raise DeviceError("no device was found, not even a CPU")
 
 
@@ -73,8 +75,27 @@ def platform_for(
 
 
 def detect(name: str) -> tuple[DeviceInfo, ...]:
-    """The visible devices of one platform on this machine."""
-    return tuple(_module(name, "detect").detect_devices())
+    """The visible devices of one platform on this machine; what was odd is logged once."""
+    found: Detection = _module(name, "detect").detect()
+    for note in found.notes:
+        _tell_once(note)
+    return found.devices
+
+
+def _torch_drives(name: str, inventory: Inventory) -> bool:
+    """Whether the installed torch can use the platform's devices; a torch not yet here might."""
+    if name == PlatformName.CPU or "torch" not in inventory.packages:
+        return True
+    feature = f"torch_{name}"
+    if not inventory.usable(feature):
+        how = inventory.features[feature].how
+        _tell_once(f"a {name} device is here and is passed over: {how}, which cannot drive it")
+    return inventory.usable(feature)
+
+
+@cache
+def _tell_once(notice: str) -> None:
+    log.warning("%s", notice)
 
 
 def simulate(name: str, arch: str) -> DeviceInfo:

@@ -41,8 +41,9 @@ def _cuda(name: str, packages: dict[str, str], tools: dict[str, str] | None = No
 
 
 def _rocm(name: str, packages: dict[str, str], aiter: bool) -> Inventory:
-    # The tables were recorded with an aiter whose MLA decode takes a `causal` argument.
-    features = {"aiter_mla_non_causal": True} if "amd-aiter" in packages else None
+    # The tables were recorded with an engine's build, whose classes for NVIDIA's devices can
+    # all be imported, and with an aiter whose MLA decode takes a `causal` argument.
+    features = {"engine_kernels": True, "aiter_mla_non_causal": "amd-aiter" in packages}
     switches = {"aiter": aiter, "flash_attn_triton": aiter}
     return Inventory.assume(packages, features, switches, profile=name)
 

@@ -300,7 +300,7 @@ def _rank(
     rejections: dict[str, tuple[Rejection, ...]] = {}
     for name in names:
         if _is_unvalidated(tables, name, config, world, requested):
-            backend, reasons = tables.find(name, config.operation), NO_REASONS
+            backend, reasons = _declared(tables, name, config, world), NO_REASONS
         else:
             backend, reasons = judge(tables, name, config, world)
         if reasons:
@@ -384,11 +384,9 @@ def judge(
     if condition is not None and not condition(config, world):
         takes = "there is no such backend for this layer under the rules in force"
         return None, (Rejection(name, "absent", "backend", name, takes, "device"),)
-    backend = tables.find(name, config.operation)
+    backend = _declared(tables, name, config, world)
     if backend is None:
-        backend = _accepted_foreign(tables, name, config, world)
-        if backend is None:
-            return None, (_foreign(tables, name, world),)
+        return None, (_foreign(tables, name, world),)
     if tables.allows("shared_capability_numbers", config, world):
         world = with_shared_numbers(world)
     backend = backend.resolve(world)
@@ -400,11 +398,12 @@ def judge(
     return backend, reasons
 
 
-def _accepted_foreign(
-    tables: Tables, name: str, config: LayerConfig, world: World
-) -> Backend | None:
-    """Another platform's backend, where another rule set's acceptance rules let it be judged."""
-    if tables.foreign_backend is None or not tables.allows("foreign_platform", config, world):
+def _declared(tables: Tables, name: str, config: LayerConfig, world: World) -> Backend | None:
+    """The platform's backend of that name; another's where an acceptance rule admits it."""
+    backend = tables.find(name, config.operation)
+    if backend is not None or tables.foreign_backend is None:
+        return backend
+    if not tables.allows("foreign_platform", config, world):
         return None
     return tables.foreign_backend(name, config.operation)
 

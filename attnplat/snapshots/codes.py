@@ -12,6 +12,8 @@ _FEATURE_CODES = {
     Feature.SINKS.value: "sink",
     Feature.NON_CAUSAL_DCP.value: "non_causal_mla_dcp",
 }
+# The code of a request for a name that has no class there.
+NO_CLASS = "exception:ValueError"
 # Rules that the recorded schema counts among the plain checks.
 _PLAIN_RULES = frozenset({"layout_vs_turboquant", "layout_vs_ultraquant", "non_causal_fp16_mla"})
 # Fields that the recorded schema has a plain check of.
@@ -42,6 +44,8 @@ def _codes(reason: Rejection) -> tuple[str, ...]:
             return () if only_combined and is_recorded_as_combination(reason) else (reason.subject,)
         case "operation":
             return _operation_codes(str(reason.got), frozenset(reason.takes.split(", ")))
+        case "absent":
+            return (NO_CLASS,)
         case "device":
             return ("compute_capability",)
         case "rule":

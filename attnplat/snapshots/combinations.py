@@ -25,12 +25,12 @@ class Combination:
     """A recorded name, and the refusal that it stands for.
 
     Attributes:
-        code: the recorded name, without its prefix.
+        code: the recorded name, without its prefix; None where it says a plain one again.
         subject: the subject of the refusal: a field, a package, a rule of attnplat's.
         got: which refused values it is said of.
     """
 
-    code: str
+    code: str | None
     subject: str
     got: Callable[[Any], bool] = _any_value
 
@@ -65,7 +65,18 @@ _FLASHINFER_SPARSE = (
     *_rules("fi_sparse_norope_dims", "fi_sparse_nope_dim", "no_index_topk"),
 )
 
+_FLASHINFER_V4 = (
+    Combination("dsv4_fi_device", "capability"),
+    Combination(None, "kv_cache_dtype"),
+)
+
 COMBINATIONS: dict[str, tuple[Combination, ...]] = {
+    "FLASH_ATTN": _rules(
+        "fa_sink_below_sm90",
+        "fa_sm90_fp8_mm_prefix",
+        "fa_fp8_kv_version",
+        "fa_mm_prefix_needs_fa4",
+    ),
     "B12X": (
         Combination("b12x_dtype", "dtype"),
         Combination("b12x_kv_float16", "kv_cache_dtype", _is_float16),
@@ -89,6 +100,8 @@ COMBINATIONS: dict[str, tuple[Combination, ...]] = {
     ),
     "FLASHINFER_MLA_SPARSE_SM120": (
         Combination("fi_sm120_api", "flashinfer_sparse_sm120"),
+        Combination(None, "dtype"),
+        Combination(None, "kv_cache_dtype"),
         *_rules("no_index_topk"),
         Combination("fi_sm120_topk2048", "index_topk"),
     ),
@@ -100,7 +113,6 @@ COMBINATIONS: dict[str, tuple[Combination, ...]] = {
     ),
     "FLASH_ATTN_MLA_SPARSE_FA4": (
         Combination("fa4_sparse_needs_flashinfer", "flashinfer"),
-        Combination("fa4_unavailable", "fa4"),
         Combination("fa4_sparse_topk_mod128", "index_topk"),
         *_rules("fa4_sparse_topk_mod128"),
         Combination("fa4_sparse_dims", "kv_lora_rank"),
@@ -108,12 +120,14 @@ COMBINATIONS: dict[str, tuple[Combination, ...]] = {
         *_rules("fa4_sparse_head_count"),
         *_FLASHINFER_SPARSE,
     ),
+    "FLASHMLA": _rules("flashmla_unavailable"),
     "FLASHMLA_MEGA_ATTN_DSV41": (
+        *_rules("flashmla_unavailable"),
         Combination("flashmla_sparse_device", "capability", _is_no_hopper_or_blackwell),
         Combination("flashmla_mega_device", "capability"),
     ),
-    "FLASHINFER_MLA_SPARSE_DSV4": (Combination("dsv4_fi_device", "capability"),),
-    "FLASHINFER_MLA_SPARSE_DSV41": (Combination("dsv4_fi_device", "capability"),),
+    "FLASHINFER_MLA_SPARSE_DSV4": _FLASHINFER_V4,
+    "FLASHINFER_MLA_SPARSE_DSV41": _FLASHINFER_V4,
 }
 
 
@@ -128,7 +142,7 @@ def first_combination(reasons: Iterable[Rejection], plain_rules: frozenset[str])
     listed = COMBINATIONS.get(reasons[0].backend, ()) if reasons else ()
     for combination in listed:
         if any(combination.stands_for(reason) for reason in reasons):
-            return PREFIX + combination.code
+            return combination.code and PREFIX + combination.code
     rules = (r.subject for r in reasons if r.kind == "rule" and r.subject not in plain_rules)
     code = next(rules, None)
     return None if code is None else PREFIX + code

@@ -13,6 +13,7 @@ from attnplat.errors import ConfigError
 from attnplat.platforms.platform import Platform
 from attnplat.platforms.rules import platform_under
 from attnplat.platforms.selection import Selection
+from attnplat.snapshots.codes import NO_CLASS
 
 Row = Mapping[str, Any]
 Outcome = dict[str, Any]
@@ -37,8 +38,7 @@ class Kind:
 
 # Names that the recorded engine has and attnplat has no backend for, and the code that it
 # records when one is asked for.
-RECORDED_ONLY = {"CUSTOM": "exception:ValueError", "NO_ATTENTION": "import_error"}
-NO_CLASS = "exception:ValueError"
+RECORDED_ONLY = {"CUSTOM": NO_CLASS, "NO_ATTENTION": "import_error"}
 
 
 def platform_of(row: Row, rules: str) -> Platform:
@@ -73,9 +73,14 @@ def error_of(selection: Selection | None, requested: str | None) -> str | None:
     """The recorded code of a refusal, None where a backend was chosen."""
     if selection is not None and selection.ok:
         return None
-    if selection is None:
+    if selection is None or _is_absent(selection):
         return "requested_backend_has_no_class"
-    return "no_valid_backend" if requested is None else "requested_backend_invalid"
+    asked = requested is not None and selection.replaced is None
+    return "requested_backend_invalid" if asked else "no_valid_backend"
+
+
+def _is_absent(selection: Selection) -> bool:
+    return any(r.kind == "absent" for reasons in selection.rejections.values() for r in reasons)
 
 
 def chosen_name(selection: Selection | None) -> str | None:

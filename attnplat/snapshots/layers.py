@@ -23,6 +23,7 @@ _FLAG_FEATURES = {
     "use_per_head_quant_scales": Feature.PER_HEAD_QUANT_SCALES,
     "use_rswa": Feature.RSWA,
 }
+_TRANSLATED = ("CUTLASS_MSA", "TRITON_MSA")
 _DEFAULT_WINDOW = (127, -1)
 _RSWA_WINDOW = 128
 
@@ -42,7 +43,8 @@ class Case:
 def case_of(row: Mapping[str, Any]) -> Case:
     """The case of a row of the selection table."""
     recorded, context = row["config"], row.get("context")
-    return Case(_config(recorded, context or {}), _run(recorded, context), _wishes(row))
+    config = _config(recorded, context or {})
+    return Case(config, _run(recorded, context), _wishes(row, config))
 
 
 def _config(recorded: Mapping[str, Any], context: Mapping[str, Any]) -> LayerConfig:
@@ -105,10 +107,14 @@ def _run(recorded: Mapping[str, Any], context: Mapping[str, Any] | None) -> RunC
     )
 
 
-def _wishes(row: Mapping[str, Any]) -> dict[str, Any]:
+def _wishes(row: Mapping[str, Any], config: LayerConfig) -> dict[str, Any]:
     context = row.get("context") or {}
+    requested = row["requested"]
+    # The recorded selector was handed names that a config given as `backend` would translate.
+    handed = requested in _TRANSLATED
     return {
-        "backend": row["requested"],
+        "backend": None if handed else requested,
+        "backend_per_kind": {config.kind: requested} if handed else (),
         "flash_attn_version": context.get("flash_attn_version"),
         "use_trtllm_attention": context.get("use_trtllm_attention"),
         "use_non_causal": row["config"]["use_non_causal"],

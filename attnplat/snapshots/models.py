@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attnplat.config.layer import BlockSparseConfig, IndexerConfig, MhaConfig, SparseMlaConfig
+from attnplat.config.names import Feature
 from attnplat.config.run import RunContext
 from attnplat.snapshots.kind import (
     Kind,
@@ -36,6 +37,8 @@ def minimax_family(name: str) -> str:
         return "msa_nvfp4"
     if "AITER" in folded:
         return "aiter"
+    if folded.endswith("MSA"):
+        return "msa"  # TRITON_MSA names only the decode kernel beside MSA's own
     if "TRITON" in folded:
         return "triton_cp" if folded.removesuffix("IMPL").endswith("CP") else "triton"
     return "msa" if "MSA" in folded else "triton"
@@ -60,8 +63,9 @@ def _minimax_indexer(row: Row, rules: str) -> Outcome:
         minimax_m3_indexer_cp=row["indexer_cp"],
     )
     name = chosen_name(selection)
+    family = name and minimax_family(name)
     return {
-        "selected": name and minimax_family(name),
+        "selected": "triton_cp" if family == "triton" and row["indexer_cp"] else family,
         "backend": name,
         "error": error_of(selection, None),
     }
@@ -147,6 +151,8 @@ def decide_diffkv(row: Row, rules: str) -> Outcome:
         head_size=row.get("head_size", _KEY_SIZE),
         v_head_size=row.get("head_size_v", _VALUE_SIZE),
         sinks=row.get("has_sink", False),
+        # The model's code asks so even where the two happen to be equal.
+        also_needs=frozenset({Feature.V_HEAD_SIZE}),
     )
     selection = ask(platform_of(row, rules), config)
     return {"selected": chosen_name(selection), "error": error_of(selection, None)}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from attnplat.platforms.selection import Selection
-from attnplat.snapshots.codes import codes_of
+from attnplat.snapshots.codes import NO_CLASS, codes_of
 from attnplat.snapshots.kind import (
-    NO_CLASS,
     RECORDED_ONLY,
     Kind,
     Outcome,

@@ -7,14 +7,14 @@ is near uniform, and a dropped window, sink or soft cap does not show.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 VOCABULARY = 97
-LENGTH = 13
 INITIALIZER_RANGE = 0.5
 
 _DECODER = dict(
@@ -171,54 +171,74 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def build(name: str, **changes: Any) -> transformers.PreTrainedModel:
+def build(name: str, **changes: Any) -> PreTrainedModel:
     """A model of the family, the same weights at every call, in evaluation mode."""
     family = FAMILIES[name]
     options = {"initializer_range": INITIALIZER_RANGE, **family.options, **changes}
     config = getattr(transformers, family.config)(**options)
     torch.manual_seed(20)
-    return getattr(transformers, family.model)(config).eval()
+    model: PreTrainedModel = getattr(transformers, family.model)(config).eval()
+    # The grouped matrix product of the other implementations has no float64.
+    model.set_experts_implementation("eager")
+    return model
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """Model inputs, and which logits count (rows of padding have no meaning)."""
+class Sequences:
+    """Token sequences of different lengths; `decoder` ids for encoder-decoder models."""
 
-    tensors: Mapping[str, torch.Tensor]
-    counted: torch.Tensor
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    ids: tuple[torch.Tensor, ...]
+    decoder: tuple[torch.Tensor, ...] | None = None
 
 
-def padded_inputs(name: str, side: str = "left") -> Inputs:
-    """Three sequences of different lengths, padded on one side."""
+def sequences(name: str, lengths: tuple[int, ...] = (8, 13, 11)) -> Sequences:
+    """Random token sequences, the same at every call."""
     generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(3, VOCABULARY, (3, LENGTH), generator=generator)
-    mask = torch.ones_like(ids)
-    for row, padding in enumerate((5, 0, 2)):
-        if padding:
-            hidden = slice(0, padding) if side == "left" else slice(LENGTH - padding, None)
-            mask[row, hidden] = 0
-            ids[row, hidden] = 0
-    tensors = {"input_ids": ids, "attention_mask": mask}
-    if FAMILIES[name].takes_decoder_ids:
-        decoder = torch.randint(3, VOCABULARY, (3, LENGTH - 4), generator=generator)
-        return Inputs({**tensors, "decoder_input_ids": decoder}, torch.ones_like(decoder).bool())
-    return Inputs(tensors, mask.bool())
+
+    def draw(length: int) -> torch.Tensor:
+        return torch.randint(3, VOCABULARY, (length,), generator=generator)
+
+    ids = tuple(draw(n) for n in lengths)
+    if not FAMILIES[name].takes_decoder_ids:
+        return Sequences(ids)
+    return Sequences(ids, tuple(draw(9) for _ in lengths))
 
 
-def logits(
-    model: transformers.PreTrainedModel, inputs: Inputs, implementation: str
-) -> torch.Tensor:
-    """The counted logits, float64, under an attention implementation."""
+def alone(model: PreTrainedModel, given: Sequences, implementation: str) -> torch.Tensor:
+    """Logits of each sequence by itself, one after the other, float64."""
     model.set_attn_implementation(implementation)
+    found = []
+    for number, ids in enumerate(given.ids):
+        inputs = {"input_ids": ids[None]}
+        if given.decoder is not None:
+            inputs["decoder_input_ids"] = given.decoder[number][None]
+        with torch.inference_mode():
+            found.append(model(**inputs, use_cache=False).logits[0].double())
+    return torch.cat(found)
+
+
+def together(
+    model: PreTrainedModel, given: Sequences, implementation: str, side: str
+) -> torch.Tensor:
+    """The same logits from one batch that is padded on one side."""
+    model.set_attn_implementation(implementation)
+    longest = max(map(len, given.ids))
+    ids = torch.zeros(len(given.ids), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, sequence in enumerate(given.ids):
+        place = slice(len(sequence)) if side == "right" else slice(longest - len(sequence), None)
+        ids[row, place], mask[row, place] = sequence, 1
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if given.decoder is not None:
+        inputs["decoder_input_ids"] = torch.stack(given.decoder)
+    elif side == "left":
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
     with torch.inference_mode():
-        out = model(**inputs.tensors, use_cache=False).logits
-    return out[inputs.counted].double()
+        found = model(**inputs, use_cache=False).logits.double()
+    return found.flatten(0, 1) if given.decoder is not None else found[mask.bool()]
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, over the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())
 
-
-Attention = Callable[..., tuple[torch.Tensor, Any]]

@@ -46,7 +46,13 @@ class TileMask:
 
     @classmethod
     def of(
-        cls, visible: torch.Tensor, dtype: torch.dtype, *, group_size: int, folded: bool, fused: bool
+        cls,
+        visible: torch.Tensor,
+        dtype: torch.dtype,
+        *,
+        group_size: int,
+        folded: bool,
+        fused: bool,
     ) -> TileMask:
         """The forms of `visible`. `folded`: heads of a group are rows of the fused kernel."""
         nonempty: torch.Tensor | None = visible.any(-1)

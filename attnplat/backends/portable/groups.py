@@ -1,8 +1,8 @@
 """Splitting a batch into groups of requests that run as one call, and those into tiles.
 
-Requests with few query rows are grouped where query length and page count are equal, so
-that no group pads a request by a whole page; longer ones run alone, in tiles of rows that
-read only the keys their rows may see.
+Requests with few query rows are grouped where query lengths are equal and lengths so close
+that padding costs less than another call; longer ones run alone, in tiles of rows that read
+only the keys their rows may see.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ all heads (half the time at 4 rows, equal at 16 on the machine tried), and copie
 
 TILE_ROWS = 512
 """Query rows of a tile. Smaller tiles skip more hidden keys, larger ones run fewer calls."""
+
+PADDED_ELEMENTS = 1 << 18
+"""Key and value elements that may be padded for a request to join a group. Copying and
+multiplying so many in vain takes about as long as the fixed cost of one more call does, some
+150 us on the machine tried."""
 
 KEPT_MASK = 1 << 18
 """Largest mask that a plan keeps; larger ones are made when needed, at little of the cost of
@@ -48,37 +53,47 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Requests with equally many query rows and pages, run as one.
+    """Requests with equally many query rows, run as one.
 
     Attributes:
         size, query_len: requests, and query rows of each.
         first_request: number of the first in the batch.
         rows: their query rows: a slice for one request, int64 [size * query_len] for more.
-        queries: the same rows for the mask algebra.
         blocks: pages to copy, int64 [size, pages].
-        start: keys at the front of the first page that are left out.
-        positions: key positions, int64 [size, keys]; seq_len where there is no key.
-        dead: (request, key) of the places without a key, which must not be read, or None.
+        start, num_keys: which of the pages' keys are used, front to back.
+        dead: (request, key) of used places that hold no live key and are to be zeroed, or
+            None. Whole pages of padding are copies of a live page instead.
         folded: heads of a group are run as rows.
         tiles: the work.
+        reader: the rows and key positions for masks and biases; None where nothing asks.
     """
 
     size: int
     query_len: int
     first_request: int
     rows: slice | torch.Tensor
-    queries: Queries
     blocks: torch.Tensor
     start: int
-    positions: torch.Tensor
+    num_keys: int
     dead: tuple[torch.Tensor, torch.Tensor] | None
     folded: bool
     tiles: tuple[Tile, ...]
+    reader: Reader | None
 
-    @property
-    def num_keys(self) -> int:
-        """Dense keys of each request, padding included."""
-        return self.positions.shape[1]
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """The query rows of a group and its key positions, int64 [size, keys]; seq_len where
+    there is no key."""
+
+    queries: Queries
+    positions: torch.Tensor
+
+    def of(self, tile: Tile) -> Reader:
+        """Only a tile's rows and keys."""
+        return Reader(
+            self.queries.rows(tile.first, tile.last), self.positions[:, tile.start : tile.stop]
+        )
 
 
 @dataclass(frozen=True)
@@ -156,62 +171,97 @@ class Grouping:
 
     def _members(self, reach: dict[int, Reach]) -> list[list[int]]:
         groups: list[list[int]] = []
-        open_groups: dict[tuple[int, int], list[int]] = {}
-        for r, pages in reach.items():
+        open_groups: dict[int, list[int]] = {}
+        for r in sorted(reach, key=lambda r: (-reach[r].count, r)):
             rows = self.lengths.query_len(r)
-            group = open_groups.get((rows, pages.count))
-            keys = pages.count * self.page * self.form.num_kv_heads
-            if group is not None and (len(group) + 1) * keys <= self.most_keys:
+            group = open_groups.get(rows)
+            if group is not None and self._joins(reach[r], reach[group[0]], len(group)):
                 group.append(r)
                 continue
             groups.append([r])
-            if not self.alone and rows <= FOLDED_ROWS and pages.count:
-                open_groups[rows, pages.count] = groups[-1]
+            if not self.alone and rows <= FOLDED_ROWS:
+                open_groups[rows] = groups[-1]
         return groups
 
+    def _joins(self, one: Reach, longest: Reach, size: int) -> bool:
+        """Whether a request is to join a group of `size` whose longest has that reach."""
+        keys = longest.count * self.page * self.form.num_kv_heads
+        if one.count == 0 or (size + 1) * keys > self.most_keys:
+            return False
+        padded = (longest.count - one.count) * self.page * self.form.num_kv_heads
+        elements = padded * (self.form.head_size + self.form.v_head_size)
+        # Without one full page to pad with, padding must be zeroed, which takes longer.
+        return elements * (1 if one.end >= self.page else 4) <= PADDED_ELEMENTS
+
     def _group(self, members: list[int], reach: dict[int, Reach]) -> Group:
-        device, size = self.batch.device, len(members)
-        query_len, lone = self.lengths.query_len(members[0]), size == 1
-        start = reach[members[0]].begin if lone else 0
-        stop = max(reach[r].end for r in members)
-        logical, positions, dead = self._keys(members, reach, start, stop)
+        device, size, r = self.batch.device, len(members), members[0]
+        query_len, lone = self.lengths.query_len(r), size == 1
+        start = reach[r].begin if lone else 0
+        stop = reach[r].end if lone else reach[r].count * self.page
+        logical, dead = self._pages(members, reach)
         first = [self.lengths.query_start[r] for r in members]
         index = torch.tensor(first)[:, None] + torch.arange(query_len)
         group = Group(
             size=size,
             query_len=query_len,
-            first_request=members[0],
+            first_request=r,
             rows=slice(first[0], first[0] + query_len) if lone else index.flatten().to(device),
-            queries=queries_of(self.form.mask, self.batch, self.lengths, members),
             blocks=self._blocks(members, logical),
             start=start,
-            positions=positions.to(device),
-            dead=None if dead is None else (dead[0].to(device), dead[1].to(device)),
+            num_keys=stop - start,
+            dead=dead,
             # A causal mask of the kernel's own would take the heads of a group for more rows.
-            folded=not lone or (query_len <= FOLDED_ROWS and not self._square(members[0])),
-            tiles=(),
+            folded=not lone or (query_len <= FOLDED_ROWS and not self._square(r)),
+            tiles=self._tiles(r, reach[r], query_len, stop - start)
+            if lone
+            else (Tile(0, query_len, 0, stop),),
+            reader=None,
         )
-        return replace(group, tiles=self._tiles(members, reach, group))
+        masked = not all(tile.complete or tile.square for tile in group.tiles)
+        if not masked and not self.form.alibi and not self.form.position_bias:
+            return group
+        group = replace(group, reader=self._reader(members, reach, logical, start, stop))
+        return replace(group, tiles=tuple(self._masked(group, tile) for tile in group.tiles))
 
-    def _keys(
-        self, members: list[int], reach: dict[int, Reach], start: int, stop: int
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Logical pages, key positions, and the places that hold no key; all on the host."""
-        one = reach[members[0]]
-        facts = [
-            (reach[r].head, reach[r].second, reach[r].end, self.lengths.seq_lens[r])
-            for r in members
-        ]
-        head, second, end, seq_len = torch.tensor(facts)[:, :, None].unbind(1)
-        slot = torch.arange(one.count)[None]
+    def _pages(
+        self, members: list[int], reach: dict[int, Reach]
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+        """Logical pages, on the host, and what is dead among the keys of more than one request.
+
+        A request with fewer pages than the first repeats its own first page, which is live
+        from end to end, unless it is its last, too.
+        """
+        slot = torch.arange(reach[members[0]].count)[None]
+        facts = [(reach[r].head, reach[r].second, reach[r].count, reach[r].end) for r in members]
+        head, second, count, end = torch.tensor(facts)[:, :, None].unbind(1)
+        slot = torch.where(slot < count, slot, 0)
         logical = torch.where(slot < head, slot, second + slot - head)
+        if len(members) == 1:
+            return logical, None
+        key = torch.arange(slot.shape[1] * self.page)[None]
+        dead = (key >= end) & ((key < count * self.page) | (end < self.page))
+        if not bool(dead.any()):
+            return logical, None
+        request, place = dead.nonzero(as_tuple=True)
+        return logical, (request.to(self.batch.device), place.to(self.batch.device))
+
+    def _reader(
+        self,
+        members: list[int],
+        reach: dict[int, Reach],
+        logical: torch.Tensor,
+        start: int,
+        stop: int,
+    ) -> Reader:
         positions = (logical[:, :, None] * self.page + torch.arange(self.page)).flatten(1)
-        positions = positions[:, start:stop]
-        empty = torch.arange(start, stop)[None] >= end
-        if not bool(empty.any()):
-            return logical, positions, None
-        request, key = empty.nonzero(as_tuple=True)
-        return logical, torch.where(empty, seq_len, positions), (request, key)
+        end = torch.tensor([reach[r].end for r in members])[:, None]
+        seq_len = torch.tensor([self.lengths.seq_lens[r] for r in members])[:, None]
+        empty = torch.arange(positions.shape[1])[None] >= end
+        positions = torch.where(empty, seq_len, positions)[:, start:stop]
+        return Reader(
+            queries=queries_of(self.form.mask, self.batch, self.lengths, members),
+            positions=positions.to(self.batch.device),
+        )
 
     def _blocks(self, members: list[int], logical: torch.Tensor) -> torch.Tensor:
         """Physical blocks of logical pages; without pages, rows of k and v."""
@@ -223,14 +273,10 @@ class Grouping:
 
     # Tiles ---------------------------------------------------------------------------------
 
-    def _tiles(
-        self, members: list[int], reach: dict[int, Reach], group: Group
-    ) -> tuple[Tile, ...]:
-        keys, rows, r = group.num_keys, group.query_len, members[0]
+    def _tiles(self, r: int, reach: Reach, rows: int, keys: int) -> tuple[Tile, ...]:
+        """The tiles of a request that runs alone."""
         if keys == 0:
-            return (Tile(0, rows, 0, 0),)
-        if group.size > 1:
-            return (self._masked(group, Tile(0, rows, 0, keys)),)
+            return (Tile(0, rows, 0, 0, complete=True),)
         if self._square(r):
             return (Tile(0, rows, 0, keys, square=True),)
         if self._open(r) and self.fused:
@@ -239,8 +285,8 @@ class Grouping:
         tiles = []
         for first in range(0, rows, TILE_ROWS):
             last = min(first + TILE_ROWS, rows)
-            start, stop = self._tile_keys(r, reach[r], first, last, keys)
-            tiles.append(self._masked(group, Tile(first, last, start, stop, complete=complete)))
+            start, stop = self._tile_keys(r, reach, first, last, keys)
+            tiles.append(Tile(first, last, start, stop, complete=complete))
         return tuple(tiles)
 
     def _tile_keys(
@@ -296,10 +342,10 @@ def make_mask(
     topk_indices: torch.Tensor | None = None,
 ) -> TileMask:
     """The mask of a tile; `topk_indices` [requests, rows, topk] of its rows."""
-    queries = group.queries.rows(tile.first, tile.last)
-    keys = group.positions[:, tile.start : tile.stop]
+    assert group.reader is not None
+    reader = group.reader.of(tile)
     return TileMask.of(
-        visible_keys(queries, keys, topk_indices),
+        visible_keys(reader.queries, reader.positions, topk_indices),
         dtype,
         group_size=form.group_size,
         folded=group.folded,

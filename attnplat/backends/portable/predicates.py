@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnplat.config.names import PLAIN_KV_CACHE_DTYPES, Role
+from attnplat.config.names import PLAIN_KV_CACHE_DTYPES, Feature, Role
 
 if TYPE_CHECKING:
     from attnplat.platforms.world import World
@@ -20,8 +20,9 @@ def is_vision(config: Any, world: World) -> bool:
 
 
 def has_narrower_values(config: Any, world: World) -> bool:
-    """Multi-head attention whose value heads differ in size from its key heads."""
-    return bool(getattr(config, "value_size", config.head_size) != config.head_size)
+    """Multi-head attention whose value heads differ in size from its key heads, or may."""
+    differs = getattr(config, "value_size", config.head_size) != config.head_size
+    return bool(differs) or Feature.V_HEAD_SIZE in config.also_needs
 
 
 def is_quantised(kv_cache_dtype: str | None) -> bool:
@@ -51,8 +52,8 @@ def is_turboquant_run(world: World) -> bool:
 
 
 def lacks_bf16(world: World) -> bool:
-    """The device cannot multiply bfloat16."""
-    return "bf16" not in world.device.traits
+    """The accelerator cannot multiply bfloat16."""
+    return world.device.platform != "cpu" and "bf16" not in world.device.traits
 
 
 def triton_lacks_e4m3(world: World) -> bool:

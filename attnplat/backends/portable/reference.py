@@ -168,9 +168,7 @@ def _keys_and_values(request: Request, call: Call) -> tuple[torch.Tensor, torch.
     return k, v
 
 
-def _softmax(
-    scores: torch.Tensor, sinks: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights [heads, rows, keys] and log-sum-exp [heads, rows] of scores with -inf for hidden.
 
     `sinks` [heads, 1] joins the denominator only.

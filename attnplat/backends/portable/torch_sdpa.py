@@ -197,8 +197,9 @@ class TorchSdpaImpl(AttentionImpl):
         """ALiBi and position bias of a tile's scores, by chunk of keys."""
         if call.alibi_slopes is None and call.position_bias is None:
             return None
-        queries = group.queries.rows(tile.first, tile.last)
-        positions = group.positions[:, tile.start : tile.stop]
+        assert group.reader is not None
+        reader = group.reader.of(tile)
+        queries, positions = reader.queries, reader.positions
         wide = accumulator(self.dtype)
         slopes, table = call.alibi_slopes, call.position_bias
         if slopes is not None:
@@ -242,4 +243,3 @@ class TorchSdpaImpl(AttentionImpl):
         if call.lse is not None:
             assert lse is not None
             call.lse[rows, heads] = lse.to(call.lse.dtype)
-

@@ -22,7 +22,7 @@ from attnplat.backends.portable.catalog import (
     PORTABLE,
 )
 from attnplat.config.names import Feature, KVCacheDtype
-from attnplat.platforms.cpu.rules import has_wide_vectors
+from attnplat.platforms.cpu.rules import lacks_wide_vectors
 
 ANY_DTYPE = OneOf(FP16, BF16, FP32)
 VECTORS = Either(Includes("avx2"), Includes("neon"))
@@ -41,8 +41,8 @@ CPU_ATTN = Backend(
         "head_size": OneOf(32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
         "dtype": ANY_DTYPE,
         "kv_cache_dtype": Cases(
-            (has_wide_vectors, OneOf(*PLAIN_KV, *FP8_KV, KVCacheDtype.FP8_E5M2)),
-            otherwise=OneOf(*PLAIN_KV),
+            (lacks_wide_vectors, OneOf(*PLAIN_KV)),
+            otherwise=OneOf(*PLAIN_KV, *FP8_KV, KVCacheDtype.FP8_E5M2),
         ),
         "block_size": MultipleOf(32),
     },

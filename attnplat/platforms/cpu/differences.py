@@ -17,13 +17,12 @@ from attnplat.backends.portable.catalog import (
     MLA,
     MLA_PREFILL,
     PLAIN_KV,
-    SPARSE_MLA,
     STATE,
 )
 from attnplat.backends.portable.predicates import has_narrower_values, is_vision
 from attnplat.config.layer import BlockSparseConfig, IndexerConfig
 from attnplat.config.names import KVCacheDtype, Operation
-from attnplat.platforms.cpu.rules import has_wide_vectors
+from attnplat.platforms.cpu.rules import lacks_wide_vectors
 from attnplat.platforms.differences import Difference
 from attnplat.platforms.selection import Preference, Ranked
 from attnplat.platforms.world import World
@@ -31,6 +30,7 @@ from attnplat.platforms.world import World
 _SELECTOR = "vLLM 0.33, CPU platform, selector"
 _MODEL_CODE = "vLLM 0.33, code of the models"
 _NAMED = (Operation.MHA, Operation.MLA, Operation.MLA_PREFILL)
+_STATES = ("MAMBA1_ATTN", "MAMBA2_ATTN", "SHORT_CONV_ATTN", "LINEAR_ATTN", "GDN_ATTN")
 
 
 def _is_named_by_the_platform(config: Any, world: World) -> bool:
@@ -48,7 +48,7 @@ def _is_text(config: Any, world: World) -> bool:
 
 
 def _keeps_plain_or_fp8(config: Any, world: World) -> bool:
-    fp8 = (*FP8_KV, KVCacheDtype.FP8_E5M2) if has_wide_vectors(world) else ()
+    fp8 = () if lacks_wide_vectors(world) else (*FP8_KV, KVCacheDtype.FP8_E5M2)
     return config.kv_cache_dtype in (None, *PLAIN_KV, *fp8)
 
 
@@ -76,46 +76,43 @@ def _is_minimax(config: Any, world: World) -> bool:
     return isinstance(config, IndexerConfig) and config.model_type == "minimax_m3"
 
 
-_ROWS = (
-    Preference(serves=MHA, when=is_vision, order=("TORCH_SDPA",), because="vLLM names it"),
-    Preference(
-        serves=MHA,
-        when=has_narrower_values,
-        order=("TRITON_ATTN_DIFFKV",),
-        because="the model's code names it on every platform",
-    ),
-    Preference(
-        serves=MHA,
-        order=(Ranked("CPU_ATTN", _keeps_plain_or_fp8),),
-        because="vLLM asks for the cache's format, and for nothing else",
-    ),
-    Preference(
-        serves=MLA,
-        order=(Ranked("AMX_MLA", _takes_amx), Ranked("CPU_MLA", _takes_no_amx)),
-        because="vLLM asks for the cache's format and for AMX, and for nothing else",
-    ),
-    Preference(serves=SPARSE_MLA, order=(), because="vLLM has no sparse attention here"),
-    Preference(
-        serves=MLA_PREFILL,
-        order=(Ranked("ZEN_CPU", _has_zentorch), "CPU"),
-        because="vLLM asks for the processor, and for nothing else",
-    ),
-    Preference(
-        serves=BLOCK_SPARSE | INDEXER,
-        when=_is_minimax,
-        order=("MINIMAX_M3_SPARSE", "TRITON_BLOCK_INDEXER"),
-        because="the model's code names them on every platform",
-    ),
-    Preference(
-        serves=INDEXER,
-        order=("TRITON_INDEXER",),
-        because="the format is settled without asking whether anything reads it",
-    ),
-    Preference(
-        serves=STATE,
-        order=("MAMBA1_ATTN", "MAMBA2_ATTN", "SHORT_CONV_ATTN", "LINEAR_ATTN", "GDN_ATTN"),
-        because="they are named without asking for Triton",
-    ),
+_ATTENTION_ROW = Preference(
+    serves=MHA,
+    when=_is_text,
+    order=(Ranked("CPU_ATTN", _keeps_plain_or_fp8),),
+    because="vLLM asks for the cache's format, and for nothing else",
+)
+_LATENT_ROW = Preference(
+    serves=MLA,
+    order=(Ranked("AMX_MLA", _takes_amx), Ranked("CPU_MLA", _takes_no_amx)),
+    because="vLLM asks for the cache's format and for AMX, and for nothing else",
+)
+_PREFILL_ROW = Preference(
+    serves=MLA_PREFILL,
+    order=(Ranked("ZEN_CPU", _has_zentorch), "CPU"),
+    because="vLLM asks for the processor, and for nothing else",
+)
+_NARROWER_ROW = Preference(
+    serves=MHA,
+    when=has_narrower_values,
+    order=("TRITON_ATTN_DIFFKV",),
+    because="the model's code names it on every platform",
+)
+_MINIMAX_ROW = Preference(
+    serves=BLOCK_SPARSE | INDEXER,
+    when=_is_minimax,
+    order=("MINIMAX_M3_SPARSE", "TRITON_BLOCK_INDEXER"),
+    because="the model's code names them on every platform",
+)
+_INDEXER_ROW = Preference(
+    serves=INDEXER,
+    order=("TRITON_INDEXER",),
+    because="the format is settled without asking whether anything reads it",
+)
+_STATE_ROW = Preference(
+    serves=STATE,
+    order=_STATES,
+    because="they are named without asking for Triton",
 )
 
 
@@ -130,14 +127,36 @@ def _accepts(rule: str, theirs: Any, ours: str, because: str) -> Difference:
     )
 
 
-def _order(row: Preference, ours: str, because: str) -> Difference:
+def _order(row: Preference, ours: str, because: str, source: str = _SELECTOR) -> Difference:
     return Difference(
         backend=None,
         subject="order",
         theirs=(row,),
         ours=ours,
         because=because,
+        source=source,
+    )
+
+
+def _portable(backend: str, theirs: Any, because: str) -> Difference:
+    return Difference(
+        backend=backend,
+        subject="exists",
+        theirs=theirs,
+        ours="serves every layer, behind all others",
+        because=because,
         source=_SELECTOR,
+    )
+
+
+def _any_processor(backend: str) -> Difference:
+    return Difference(
+        backend=backend,
+        subject="on.traits",
+        theirs=None,
+        ours="only processors with the instructions it is written in",
+        because="it would stop at the first of them; vLLM takes it even on other vendors' devices",
+        source="vLLM 0.33, CUDA and ROCm platforms, selector",
     )
 
 
@@ -150,3 +169,121 @@ def _unchecked_triton(backend: str) -> Difference:
         because="the first step of the model would fail",
         source=_MODEL_CODE,
     )
+
+
+DIFFERENCES: tuple[Difference, ...] = (
+    _accepts(
+        "request_ignored",
+        _ignores_requests,
+        "a request that does not fit is refused, with what would fit",
+        "a request is never replaced silently",
+    ),
+    _accepts(
+        "automatic_unvalidated",
+        _is_named_by_the_platform,
+        "head size, dtype, features and block size are checked",
+        "a kernel that lacks one fails, or computes something else",
+    ),
+    _accepts(
+        "foreign_platform",
+        _ignores_requests,
+        "backends of other platforms are never chosen",
+        "their kernels cannot run here",
+    ),
+    _accepts(
+        "parts_apart",
+        True,
+        "a latent layer is served only if its prefill and indexer are",
+        "otherwise the model fails when it is built",
+    ),
+    _accepts(
+        "wish_ignored",
+        True,
+        "a wish that no backend here reads is refused",
+        "a wish is never swallowed",
+    ),
+    _portable("TORCH_SDPA", is_vision, "torch's own attention runs where nothing else does"),
+    _portable("REFERENCE", False, "a right answer, slowly, is better than none"),
+    _order(
+        _ATTENTION_ROW,
+        "torch's attention comes behind CPU_ATTN, and every limit is asked",
+        "a layer that CPU_ATTN lacks a kernel for is served by torch",
+    ),
+    _order(
+        _LATENT_ROW,
+        "AMX_MLA first, for what it takes; then CPU_MLA and torch",
+        "float16 and unusual rows have no AMX kernel",
+    ),
+    _order(
+        _PREFILL_ROW,
+        "every limit is asked, and torch comes last",
+        "AMD's kernels lack float32",
+    ),
+    _order(
+        _NARROWER_ROW,
+        "torch's attention serves values of another width",
+        "Triton compiles for no processor",
+        _MODEL_CODE,
+    ),
+    _order(
+        _MINIMAX_ROW,
+        "MiniMax-M3's layers are refused until there are kernels for processors",
+        "Triton compiles for no processor",
+        _MODEL_CODE,
+    ),
+    _order(
+        _INDEXER_ROW,
+        "REFERENCE scores the keys, in every format",
+        "Triton compiles for no processor",
+        _MODEL_CODE,
+    ),
+    _order(
+        _STATE_ROW,
+        "recurrent layers are refused until there are kernels for processors",
+        "Triton compiles for no processor",
+        _MODEL_CODE,
+    ),
+    *(
+        _unchecked_triton(name)
+        for name in (
+            "TRITON_ATTN_DIFFKV",
+            "MINIMAX_M3_SPARSE",
+            "TRITON_BLOCK_INDEXER",
+            "TRITON_INDEXER",
+            *_STATES,
+        )
+    ),
+    *(_any_processor(name) for name in ("CPU_ATTN", "CPU_MLA", "AMX_MLA")),
+    Difference(
+        backend="CPU",
+        subject="takes.dtype",
+        theirs=HALF_DTYPES,
+        ours="float32 too",
+        because="its kernels are compiled for it; vLLM asks only where another platform uses it",
+        source="vLLM 0.33, MLA prefill selector",
+    ),
+    Difference(
+        backend="TRITON_INDEXER",
+        subject="takes.indexer_kv_dtype",
+        theirs=OneOf("fp8"),
+        ours="a bf16 index cache too",
+        because="it is the format that needs no scales, for devices without fp8",
+        source="vLLM 0.33, sparse indexer",
+    ),
+    Difference(
+        backend="TRITON_INDEXER",
+        subject="takes.sparse_logits",
+        theirs=None,
+        ours="logits of chosen blocks alone are refused",
+        because="its kernel scores every key",
+        source="vLLM 0.33, sparse indexer",
+    ),
+    Difference(
+        backend="TRITON_BLOCK_INDEXER",
+        subject="takes.indexer_kv_dtype",
+        theirs=OneOf("bf16"),
+        ours="an fp8 index cache too",
+        because="Triton converts fp8 on every device that is not NVIDIA's older ones",
+        source="vLLM 0.33, MiniMax-M3 model code",
+    ),
+)

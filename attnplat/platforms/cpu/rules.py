@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from attnplat.platforms.device import PlatformName
 from attnplat.platforms.world import World
 
 
-def has_wide_vectors(world: World) -> bool:
-    """The processor has 512-bit vectors, which AMX comes with."""
-    return "avx512" in world.device.traits
+def lacks_wide_vectors(world: World) -> bool:
+    """The processor has no 512-bit vectors, which AMX comes with."""
+    return world.device.platform == PlatformName.CPU and "avx512" not in world.device.traits

@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from attnplat.backends.limits import Limit
+from attnplat.backends.limits import Cases, Limit
 from attnplat.backends.portable.catalog import BLOCK_SPARSE, MHA, MLA, SPARSE_MLA
-from attnplat.backends.portable.predicates import has_narrower_values, is_vision
+from attnplat.backends.portable.predicates import (
+    has_narrower_values,
+    is_quantised,
+    is_vision,
+    model_is_known,
+)
 from attnplat.config.names import Feature
 from attnplat.platforms.cuda import preferences as ours
+from attnplat.platforms.cuda import flash_attention as fa
 from attnplat.platforms.cuda import rules
-from attnplat.platforms.cuda.flash_attention import serves_narrow_values
 from attnplat.platforms.selection import Preference, Ranked
 from attnplat.platforms.world import World
 
+_SPARSE = SPARSE_MLA | BLOCK_SPARSE
 _LAST = frozenset({"TORCH_SDPA", "REFERENCE"})
 
 
@@ -228,6 +234,127 @@ V4_ROWS = (
     ),
 )
 
+# FlashAttention -----------------------------------------------------------------------------
+
+
+def _blackwell_10_with_4(ask: fa.Ask, world: World, version: int) -> bool:
+    return world.device.major == 10 and fa.is_usable(4, world)
+
+
+# Their table of steps: compute capability 11 is not among those that version 4 leads on.
+FA_STEPS = tuple(
+    replace(step, when=_blackwell_10_with_4) if step.when is fa.is_blackwell_with_4 else step
+    for step in fa.STEPS
+)
+
+
+def _fa_ask(config: Any, world: World) -> fa.Ask:
+    """What they ask of a layer: whatever the model and the run say beats the layer."""
+    run = world.run
+    return fa.ask_of(config)._replace(
+        quantised=is_quantised(run.run_kv_cache_dtype),
+        spans=bool(run.uses_mm_prefix),
+        rswa=run.rswa_window is not None,
+    )
+
+
+def fa_is_3_or_4(world: World) -> bool:
+    """Their version without a layer is 3 or 4."""
+    return fa.resolve_version(fa.NOTHING_KNOWN, world, FA_STEPS) in (3, 4)
+
+
+def fa_sinks_before_hopper(config: Any, world: World) -> bool:
+    """Sinks on a device older than compute capability 9.0."""
+    capability = world.device.capability
+    old = capability is not None and capability < (9, 0)
+    return Feature.SINKS in config.needs and old
+
+
+def fa_reads_no_such_cache(config: Any, world: World) -> bool:
+    """A quantised cache, of any format, that the version of the layer does not read."""
+    dtype = config.kv_cache_dtype
+    if not is_quantised(dtype):
+        return False
+    return dtype == "fp8_e5m2" or not fa.takes_fp8(_fa_ask(config, world), world, FA_STEPS)
+
+
+def fa_serves_narrow_values(config: Any, world: World) -> bool:
+    """Their version 3 or 4 serves a layer whose values are narrower than its keys."""
+    return fa.resolve_version(_fa_ask(config, world), world, FA_STEPS) in (3, 4)
+
+
+def fa_causal_half_is_2(config: Any, world: World) -> bool:
+    """Steps without image spans would run on their version 2."""
+    return fa.resolve_version(_fa_ask(config, world), world, FA_STEPS) not in (3, 4)
+
+
+def fa_spans_without_4(config: Any, world: World) -> bool:
+    """Image spans, and another version than 4 serves the layer, whatever is installed."""
+    spans = Feature.MM_PREFIX in config.needs
+    return spans and fa.resolve_version(_fa_ask(config, world), world, FA_STEPS) != 4
+
+
+def _of_model(world: World) -> fa.Ask:
+    run = world.run
+    return fa.Ask(
+        head_size=run.model_head_size,
+        quantised=is_quantised(run.run_kv_cache_dtype),
+        spans=bool(run.uses_mm_prefix),
+        rswa=run.rswa_window is not None,
+        own_kernel=True,
+    )
+
+
+def fa_has_model_of_512(world: World) -> bool:
+    """A Hopper runs a model of heads of 512, fp8 all over, on version 4."""
+    run = world.run
+    wide = run.model_head_size == 512 and run.run_kv_cache_dtype in ("fp8", "fp8_e4m3")
+    hopper = wide and world.device.major == 9
+    return hopper and fa.resolve_version(_of_model(world), world, FA_STEPS) == 4
+
+
+def fa_has_model_of_256(world: World) -> bool:
+    """A model of heads of 256 gets version 4's kernel of its own."""
+    ask = _of_model(world)
+    own = fa.is_own_kernel_head(ask, world)
+    return own and fa.resolve_version(ask, world, FA_STEPS) == 4
+
+
+# Limits ---------------------------------------------------------------------------------------
+
+
+def everywhere(limit: Limit | Cases) -> Limit:
+    """What a declaration that depends on the device takes on the most able one."""
+    rest: Limit = limit.otherwise if isinstance(limit, Cases) else limit
+    return rest
+
+
+def trtllm_is_there(world: World) -> bool:
+    """The TRT-LLM kernels are installed for both phases, whether or not the user wants them."""
+    there = world.inventory.usable("flashinfer_cubin") and not world.run.batch_invariant
+    return world.device.major == 10 and there
+
+
+def lacks_nope(config: Any, world: World) -> bool:
+    """The model is known and the layer has no un-rotated part; they count it as 1."""
+    return model_is_known(world) and getattr(config, "qk_nope_head_dim", None) is None
+
+
+def lacks_topk(config: Any, world: World) -> bool:
+    """The model is known and does not tell how many keys its queries read."""
+    return model_is_known(world) and getattr(config, "index_topk", None) is None
+
+
+def is_sparse_off_hopper_and_blackwell(config: Any, world: World) -> bool:
+    """A sparse layer on another device than compute capability 9 and 10."""
+    return config.operation in _SPARSE and world.device.major not in (9, 10)
+
+
+def is_dense_off_hopper(config: Any, world: World) -> bool:
+    """A layer that is not sparse, on another device than compute capability 9."""
+    return config.operation not in _SPARSE and world.device.major != 9
+
+
 # Values of another width, vision --------------------------------------------------------------
 
 
@@ -241,7 +368,7 @@ NARROW_ROWS = (
         serves=MHA,
         when=has_narrower_values,
         order=(
-            Ranked("FLASH_ATTN_DIFFKV", serves_narrow_values),
+            Ranked("FLASH_ATTN_DIFFKV", fa_serves_narrow_values),
             Ranked("TRITON_ATTN_DIFFKV", has_flash_attention),
         ),
         because="FlashAttention's version is asked first, which needs the package",

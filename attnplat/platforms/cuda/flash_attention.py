@@ -237,10 +237,11 @@ def no_version_runs(config: Any, world: World) -> bool:
 
 def head_is_beyond_version(config: Any, world: World) -> bool:
     """The head is larger than the version that serves the layer takes."""
-    if config.head_size <= LARGEST_HEAD[2]:
+    size = config.head_size
+    if not LARGEST_HEAD[2] < size <= LARGEST_HEAD[4] or not is_usable(4, world):
         return False
     version = resolve_version(ask_of(config), world)
-    return version is not None and config.head_size > LARGEST_HEAD[version]
+    return version is not None and size > LARGEST_HEAD[version]
 
 
 def sinks_are_beyond_version(config: Any, world: World) -> bool:

@@ -53,6 +53,11 @@ def is_datacenter_blackwell(world: World) -> bool:
     return world.device.major == 10
 
 
+def is_consumer_blackwell(world: World) -> bool:
+    """The device is of compute capability 12."""
+    return world.device.major == 12
+
+
 def is_hopper(world: World) -> bool:
     """The device is of compute capability 9."""
     return world.device.major == 9

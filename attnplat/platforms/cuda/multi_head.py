@@ -159,7 +159,7 @@ FLASH_ATTN_DIFFKV = Backend(
 
 # FlashInfer --------------------------------------------------------------------------------
 
-_FI_KV = (*PLAIN_KV, *FP8_KV, KVCacheDtype.FP8_E5M2)
+FI_KV = (*PLAIN_KV, *FP8_KV, KVCacheDtype.FP8_E5M2)
 
 FLASHINFER = Backend(
     name="FLASHINFER",
@@ -170,12 +170,12 @@ FLASHINFER = Backend(
         "attn_type": DECODER,
         "dtype": HALF_DTYPES,
         "kv_cache_dtype": Cases(
-            (fi.takes_nvfp4, OneOf(*_FI_KV, KVCacheDtype.NVFP4)),
+            (fi.takes_nvfp4, OneOf(*FI_KV, KVCacheDtype.NVFP4)),
             (
                 fi.trtllm_serves_both,
-                OneOf(*_FI_KV, KVCacheDtype.NVFP4, KVCacheDtype.NVFP4_4OVER6),
+                OneOf(*FI_KV, KVCacheDtype.NVFP4, KVCacheDtype.NVFP4_4OVER6),
             ),
-            otherwise=OneOf(*_FI_KV),
+            otherwise=OneOf(*FI_KV),
         ),
         "block_size": MultipleOfAny(16, 32, 64),
     },

@@ -84,12 +84,6 @@ def is_fp8_rows_on_datacenter_blackwell(config: Any, world: World) -> bool:
     return config.kv_cache_dtype == "fp8_ds_mla" and is_datacenter_blackwell(world)
 
 
-def is_unpacked_on_consumer_blackwell(config: Any, world: World) -> bool:
-    """Anything but fp8 rows on compute capability 12."""
-    packed = config.kv_cache_dtype in (None, "fp8", "fp8_e4m3", "fp8_ds_mla")
-    return world.device.major == 12 and not packed
-
-
 def lacks_packed_decode(config: Any, world: World) -> bool:
     """Compute capability 12 with a FlashInfer that has no packed sparse decode."""
     return world.device.major == 12 and not world.inventory.usable("flashinfer_sparse_sm120")

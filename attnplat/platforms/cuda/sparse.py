@@ -19,7 +19,11 @@ from attnplat.backends.portable.predicates import wants_split_indexer
 from attnplat.config.layer import IndexerConfig, SparseMlaConfig
 from attnplat.config.names import Feature, KVCacheDtype
 from attnplat.platforms.cuda import rules
-from attnplat.platforms.cuda.flashinfer import is_datacenter_blackwell, is_hopper
+from attnplat.platforms.cuda.flashinfer import (
+    is_consumer_blackwell,
+    is_datacenter_blackwell,
+    is_hopper,
+)
 from attnplat.platforms.cuda.latent import FLASHMLA_PACKAGE
 from attnplat.platforms.cuda.multi_head import FA3, FA4, FLASHINFER_PACKAGE, majors
 
@@ -232,12 +236,7 @@ _FI_V4_RULES = (
         "on compute capability 10 it takes plain or fp8 rows, not fp8_ds_mla",
     ),
     Rule(
-        "dsv4_fi_sm12x_kv",
-        rules.is_unpacked_on_consumer_blackwell,
-        "on compute capability 12 it takes fp8 rows only",
-    ),
-    Rule(
-        "dsv4_fi_sm12x_api",
+        "fi_sm120_api",
         rules.lacks_packed_decode,
         "on compute capability 12 it needs a FlashInfer with packed sparse decode",
     ),
@@ -271,7 +270,10 @@ FLASHINFER_MLA_SPARSE_DSV4 = Backend(
         "head_size": _V4_ROWS,
         "attn_type": DECODER,
         "dtype": OneOf(BF16),
-        "kv_cache_dtype": OneOf(*_AUTO_BF16, *FP8_KV, KVCacheDtype.FP8_DS_MLA),
+        "kv_cache_dtype": Cases(
+            (is_consumer_blackwell, OneOf(*FP8_KV, KVCacheDtype.FP8_DS_MLA)),
+            otherwise=OneOf(*_AUTO_BF16, *FP8_KV, KVCacheDtype.FP8_DS_MLA),
+        ),
         "block_size": MultipleOf(256),
     },
     features=_V4_FEATURES,

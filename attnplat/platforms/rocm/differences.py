@@ -22,6 +22,16 @@ _SELECTOR = "vLLM 0.33, ROCm platform, selector"
 _ROWS = "vLLM 0.33, ROCm platform, recorded decisions"
 _VISION = "vLLM 0.33, ROCm platform, vision selector"
 _V4 = "vLLM 0.33, DeepSeek-V4 model code"
+_ENGINE_CLASSES = (
+    "FLASH_ATTN_DIFFKV",
+    "TRITON_FLASH_ATTN",
+    "FLASH_ATTN_MLA",
+    "FLASHMLA",
+    "CUTLASS_MLA",
+    "FLASHMLA_SPARSE",
+    "FLASHMLA_SPARSE_DSV4",
+    "FLASHMLA_SPARSE_DSV41",
+)
 _EXPANDED_DIMS = ((128, 64, 128), (192, 64, 256), (64, 64, 128), (256, 0, 256))
 
 
@@ -75,6 +85,19 @@ def _flash_attn_forward(config: Any, world: World) -> bool:
     there = "flash-attn" in world.inventory.packages
     enabled = rules.is_cdna(world) or world.inventory.on("flash_attn_triton")
     return _forward_takes(config, world) and there and enabled
+
+
+def _splits_what_cannot_be_split(config: Any, world: World) -> bool:
+    alone = (world.run.tp_size or 1) < 2
+    return world.wishes.minimax_m3_indexer_cp and (alone or config.indexer_kv_dtype != "bf16")
+
+
+def _lacks_flash_attention_3(config: Any, world: World) -> bool:
+    return not world.inventory.usable("fa3")
+
+
+def _lacks_flashmla(config: Any, world: World) -> bool:
+    return not world.inventory.usable("flashmla")
 
 
 def _aiter_is_off(config: Any, world: World) -> bool:
@@ -134,6 +157,28 @@ def _unchecked_package(backend: str, operation: Operation | None = None) -> Diff
         operation=operation,
         ours="the package must be installed",
         because="a kernel that is not there fails at the first step of a model, not at the choice",
+        source=_ROWS,
+    )
+
+
+def _importable(backend: str) -> Difference:
+    return Difference(
+        backend=backend,
+        subject="requires",
+        theirs=(),
+        ours="a backend of another vendor is refused whether its package is there or not",
+        because="an engine's build has the class, and no kernel behind it",
+        source=_ROWS,
+    )
+
+
+def _told_as_combination(backend: str, code: str, lacks: Any) -> Difference:
+    return Difference(
+        backend=backend,
+        subject=f"rule.{code}",
+        theirs=Rule(code, lacks, "its kernels are not there"),
+        ours="a backend of another vendor is refused as such",
+        because="one reason is enough",
         source=_ROWS,
     )
 
@@ -249,6 +294,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         _VISION,
     ),
     _accepts(
+        "cache_asked_of_all",
+        True,
+        "what concerns a KV cache is asked of layers that have one",
+        "an encoder's layer has no cache, whatever the run's format is",
+        _SELECTOR,
+    ),
+    _accepts(
         "parts_apart",
         True,
         "a latent layer is served only if its prefill and indexer are",
@@ -296,6 +348,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         because="torch's own kernels are the slowest of the four",
         source=_VISION,
     ),
+    # Backends of another vendor, whose classes an engine's build has all the same.
+    *(_importable(name) for name in _ENGINE_CLASSES),
+    _told_as_combination("FLASH_ATTN_MLA", "fa_mla_device", _lacks_flash_attention_3),
+    _told_as_combination("FLASHMLA", "flashmla_unavailable", _lacks_flashmla),
+    _told_as_combination("FLASHMLA_MEGA_ATTN_DSV41", "flashmla_unavailable", _lacks_flashmla),
     # What single backends take.
     *(
         _unchecked_package(name)
@@ -411,6 +468,14 @@ DIFFERENCES: tuple[Difference, ...] = (
         source="vLLM 0.33, MLA prefill selector",
     ),
     Difference(
+        backend="ROCM_AITER_INDEXER",
+        subject="rule.mxfp4_indexer_ranks",
+        theirs=None,
+        ours="an MXFP4 index cache is refused over several ranks",
+        because="aiter's MXFP4 pages are shuffled for one rank; vLLM only avoids it by default",
+        source="vLLM 0.33, sparse indexer",
+    ),
+    Difference(
         backend="MINIMAX_M3_SPARSE",
         subject="takes.kv_cache_dtype",
         theirs=OneOf(KVCacheDtype.BFLOAT16, *FP8_KV, KVCacheDtype.FP8_E5M2),
@@ -433,5 +498,25 @@ DIFFERENCES: tuple[Difference, ...] = (
         ours="logits of chosen blocks alone are refused",
         because="its kernel scores every key",
         source="vLLM 0.33, sparse indexer",
+    ),
+    Difference(
+        backend="TRITON_BLOCK_INDEXER",
+        subject="takes.indexer_kv_dtype",
+        theirs=OneOf("bf16"),
+        ours="an fp8 index cache too",
+        because="Triton converts fp8 on every device that is not NVIDIA's older ones",
+        source="vLLM 0.33, MiniMax-M3 model code",
+    ),
+    Difference(
+        backend="TRITON_BLOCK_INDEXER",
+        subject="rule.minimax_m3_indexer_cp",
+        theirs=Rule(
+            "minimax_m3_indexer_cp",
+            _splits_what_cannot_be_split,
+            "vLLM splits a bf16 indexer over two ranks or more",
+        ),
+        ours="an indexer split over ranks is refused",
+        because="attnplat has no merge of the ranks' candidates yet",
+        source="vLLM 0.33, MiniMax-M3 model code",
     ),
 )

@@ -8,7 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from attnplat.backends.backend import Rule
-from attnplat.backends.portable.predicates import has_quantised_cache, is_turboquant_run
+from attnplat.backends.portable.predicates import (
+    has_narrower_values,
+    has_quantised_cache,
+    is_turboquant_run,
+)
 from attnplat.config.layer import IndexerConfig, MhaConfig, MlaConfig, SparseMlaConfig
 from attnplat.config.names import Feature, KVCacheDtype, Role
 from attnplat.config.run import RunContext
@@ -127,12 +131,12 @@ def is_minimax(config: Any, world: World) -> bool:
     return isinstance(config, IndexerConfig) and config.model_type == "minimax_m3"
 
 
-def _pages_of_another_head_size(config: MhaConfig, world: World) -> bool:
+def _pages_of_another_head_size(config: Any, world: World) -> bool:
     return config.has_kv_cache and config.head_size not in PAGED_HEAD_SIZES
 
 
-def _has_narrower_values_than_paged(config: MhaConfig, world: World) -> bool:
-    return config.has_kv_cache and config.value_size != config.head_size
+def _has_narrower_values_than_paged(config: Any, world: World) -> bool:
+    return config.has_kv_cache and has_narrower_values(config, world)
 
 
 def _is_no_rdna(config: Any, world: World) -> bool:
@@ -157,13 +161,17 @@ def _is_non_causal_fp16(config: Any, world: World) -> bool:
     return half and Feature.NON_CAUSAL in config.needs
 
 
-def _is_mxfp4_of_another_model(config: IndexerConfig, world: World) -> bool:
-    return config.indexer_kv_dtype == "mxfp4" and config.model_type not in MXFP4_INDEXER_MODELS
+def _keeps_mxfp4_index(config: Any) -> bool:
+    return isinstance(config, IndexerConfig) and config.indexer_kv_dtype == "mxfp4"
 
 
-def _is_mxfp4_over_ranks(config: IndexerConfig, world: World) -> bool:
+def _is_mxfp4_of_another_model(config: Any, world: World) -> bool:
+    return _keeps_mxfp4_index(config) and config.model_type not in MXFP4_INDEXER_MODELS
+
+
+def _is_mxfp4_over_ranks(config: Any, world: World) -> bool:
     over_ranks = not world.run_needs.isdisjoint({Feature.DCP, Feature.PCP})
-    return config.indexer_kv_dtype == "mxfp4" and over_ranks
+    return _keeps_mxfp4_index(config) and over_ranks
 
 
 def _runs_turboquant_beside(config: Any, world: World) -> bool:

@@ -129,6 +129,11 @@ def tiles(row: list[Fraction], size: int) -> list[list[Fraction]]:
     return [row[i : i + size] for i in range(0, len(row), size)]
 
 
+def joined(parts: list[tuple[list[int], int]]) -> list[int]:
+    """The codes of all tiles, one after the other."""
+    return [code for codes, _ in parts for code in codes]
+
+
 def divided(tile: list[Fraction], scale: Fraction) -> list[Fraction]:
     return [float32(x / scale) for x in tile]
 
@@ -181,7 +186,7 @@ def power_scaled_tile(
 
 def microscaled(row: list[Fraction], name: str) -> tuple[list[int], bytes]:
     parts = [power_scaled_tile(t, name, LARGEST[name], Fraction(0)) for t in tiles(row, 32)]
-    return sum((codes for codes, _ in parts), []), bytes(e + 127 for _, e in parts)
+    return joined(parts), bytes(e + 127 for _, e in parts)
 
 
 TINY = Fraction(struct.unpack("<f", struct.pack("<f", 1e-4))[0])
@@ -189,7 +194,7 @@ TINY = Fraction(struct.unpack("<f", struct.pack("<f", 1e-4))[0])
 
 def latent(row: list[Fraction], tile: int) -> tuple[bytes, list[int]]:
     parts = [power_scaled_tile(t, "e4m3fn", 448, TINY) for t in tiles(row, tile)]
-    return bytes(sum((codes for codes, _ in parts), [])), [e for _, e in parts]
+    return bytes(joined(parts)), [e for _, e in parts]
 
 
 def index_row(row: list[Fraction], name: str, largest: int) -> tuple[bytes, int]:
@@ -220,12 +225,12 @@ def mla_nvfp4_352(row: list[Fraction]) -> bytes:
     scales = bytearray(32)
     for s, (_, code) in enumerate(parts):
         scales[8 * (s & 3) + (s >> 2)] = code
-    return packed(sum((codes for codes, _ in parts), [])) + rope + bytes(scales)
+    return packed(joined(parts)) + rope + bytes(scales)
 
 
 def nvfp4(row: list[Fraction], factor: Fraction) -> bytes:
     parts = [e4m3_scaled_tile(t, factor) for t in tiles(row, 16)]
-    codes = packed(sum((codes for codes, _ in parts), []))
+    codes = packed(joined(parts))
     return codes + bytes(code for _, code in parts)
 
 

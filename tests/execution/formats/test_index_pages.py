@@ -15,7 +15,7 @@ from attnplat.backends.formats.index_pages import (
     reorder,
     write_rows,
 )
-from attnplat.backends.formats.rows import decode_rows, encode_rows
+from attnplat.backends.formats.rows import encode_rows
 from attnplat.errors import ConfigError, PlanMismatchError
 
 FP8, MXFP4 = format_of("index_fp8_132"), format_of("index_mxfp4_68")
@@ -83,14 +83,12 @@ def test_flydsls_order() -> None:
 @pytest.mark.parametrize("name", ORDERS)
 def test_rows_come_back_and_reordering_moves_bytes_alone(name: str) -> None:
     format, order = ORDERS[name]
-    x = torch.randn(3 * 64, 128)
-    rows = encode_rows(format, x)
+    rows = encode_rows(format, torch.randn(3 * 64, 128))
     pool = torch.full((3, 64 * format.row_bytes(128) + 16), 0xEE, dtype=torch.uint8)
     slots = torch.randperm(3 * 64)
     write_rows(pool, rows, slots, format, order, 64)
     back = read_rows(pool, format, order, 64)
     assert torch.equal(back.flatten(0, 1)[slots], rows)
-    assert torch.equal(decode_rows(format, back, size=128), decode_rows(format, back, size=128))
     assert (pool[:, -16:] == 0xEE).all()
     planar = reorder(pool, format, order, IndexPageOrder.planar(), 64)
     assert torch.equal(read_rows(planar, format, IndexPageOrder.planar(), 64), back)

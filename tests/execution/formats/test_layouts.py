@@ -19,6 +19,7 @@ from attnplat.errors import ConfigError
 
 BLOCKS, HEADS, TOKENS, KEY, VALUE = 3, 2, 32, 48, 64
 LAYOUTS = [ElementLayout.HND, ElementLayout.NHD, ElementLayout.KX, ElementLayout.SHUFFLE]
+PAIRS = list(itertools.product(LAYOUTS, repeat=2))
 DTYPES = [torch.uint8, torch.bfloat16, torch.float32]
 
 
@@ -37,7 +38,7 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("source", "target"), itertools.product(LAYOUTS, repeat=2))
+@pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_every_layout_converts_to_every_other_and_back(
     source: ElementLayout, target: ElementLayout, dtype: torch.dtype
 ) -> None:

@@ -48,7 +48,7 @@ def test_first_principles_know_every_format_that_computes_its_scales() -> None:
 
 
 @pytest.mark.parametrize("name", oracle.ROWS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**31), spread=st.sampled_from([0, 3, 20]), shift=st.integers(-100, 90))
 def test_rows_are_those_of_first_principles(name: str, seed: int, spread: int, shift: int) -> None:
     x = random_rows(1, size_of(name), seed, spread)[0]
@@ -472,17 +472,3 @@ def test_no_rows_are_no_rows(name: str) -> None:
     rows = encode_rows(fmt, torch.zeros(0, size))
     assert rows.shape == (0, fmt.row_bytes(size))
     assert decode_rows(fmt, rows, size=size).shape == (0, size)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", oracle.ROWS)
-def test_an_accelerator_stores_the_same_bytes(name: str) -> None:
-    fmt, size = format_of(name), size_of(name)
-    x = random_rows(200, size, 17)
-    x[3, 5] = float("nan")
-    rows = encode_rows(fmt, x)
-    on_device = encode_rows(fmt, x.cuda())
-    finite = ~(decode_rows(fmt, rows, size=size).isnan().any(dim=1))
-    assert torch.equal(on_device.cpu()[finite], rows[finite])
-    back = decode_rows(fmt, on_device, size=size).cpu()
-    assert same_numbers(back, decode_rows(fmt, rows, size=size))

@@ -1,0 +1,372 @@
+"""Paged decoding: a model runs a ragged batch through block tables, without padding.
+
+The tokens of all requests are packed into one row, [1, num_tokens], each with its position.
+The step (lengths and page tables) travels as a keyword of the model's forward and reaches
+every attention layer; nothing is looked up in a global. Keys and values are written where
+they are attended to, since only there a layer's config is known: what a model hands to its
+cache may be something else (a compressed latent), what it hands to attention never is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from attnplat.backends.batch import Batch, BatchBounds, PageTable
+from attnplat.backends.form import MaskRules
+from attnplat.backends.interface import AttentionImpl, Plan, PlanKey
+from attnplat.backends.kv_cache import KVCache, KVCacheSpec
+from attnplat.backends.workspace import Workspace
+from attnplat.config.attention import AttentionConfig
+from attnplat.config.layer import MhaConfig
+from attnplat.errors import ConfigError, UnsupportedCallError
+from attnplat.integrations.transformers.dense import DenseCall
+from attnplat.integrations.transformers.kernels import Kernels
+from attnplat.integrations.transformers.keywords import STEP
+from attnplat.integrations.transformers.layers import layer_config, own_rules
+from attnplat.integrations.transformers.masks import StructuredMask
+from attnplat.integrations.transformers.verify import verify, watched
+
+
+class PagedLayer(CacheLayerMixin):
+    """One layer of a `PagedCache`."""
+
+    is_sliding = False
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """The paged memory has been allocated by then."""
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The new keys and values alone; the attention function writes them to their pages."""
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """No keys: the step has the lengths, and a mask over packed tokens would be in the way."""
+        return 0, 0
+
+    def get_seq_length(self) -> int:
+        """0: positions are passed explicitly."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """-1: no bound of its own."""
+        return -1
+
+    get_max_cache_shape = get_max_length  # its older name
+
+
+class PagedCache(Cache):
+    """What a model takes for its cache during a paged step.
+
+    It makes the model hand on new keys and values only. States that are no keys and values
+    (convolutions, recurrences, an indexer's keys) are refused.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[PagedLayer() for _ in range(num_layers)])
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedCallError(
+            "the model keeps more than keys and values between steps (an indexer's keys, or a "
+            "convolution's or recurrence's state); run it densely, with transformers' own cache"
+        )
+
+    update_indexer = _refuse
+    get_conv_state = update_conv_state = _refuse
+    get_recurrent_state = update_recurrent_state = _refuse
+    has_previous_state = _refuse
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a layer asks for at each call; the same at every step, or the step is refused."""
+
+    rules: MaskRules
+    scaling: float | None
+    softcap: float | None
+    sinks: bool
+    deterministic: bool
+    heads: tuple[int, int, int, int]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, call: DenseCall) -> Asked:
+        """What `call` asks for.
+
+        Raises UnsupportedCallError for what a paged call cannot bring.
+        """
+        keywords = call.keywords
+        for name in ("position_bias", "indices", "cu_seq_lens_q"):
+            if getattr(keywords, name) is not None:
+                raise UnsupportedCallError(
+                    f"{name} refers to the keys of a dense call and this one is paged; run the "
+                    "model densely, with transformers' own cache"
+                )
+        return cls(
+            rules=_rules(call),
+            scaling=call.scaling,
+            softcap=keywords.softcap,
+            sinks=keywords.s_aux is not None,
+            deterministic=keywords.deterministic,
+            heads=(
+                call.query.shape[1],
+                call.key.shape[1],
+                call.query.shape[-1],
+                call.value.shape[-1],
+            ),
+            dtype=call.query.dtype,
+        )
+
+
+def _rules(call: DenseCall) -> MaskRules:
+    """The mask of a layer in a paged step, whose mask tensor has no columns."""
+    mask = call.mask
+    if mask is None:
+        return own_rules(call.module, call.keywords)
+    if not isinstance(mask, StructuredMask) or mask.shape[-1] != 0:
+        raise UnsupportedCallError(
+            "the model gave its attention a mask of its own in a paged step, which has lengths in "
+            "its place; leave attention_mask out, or run the model densely"
+        )
+    if mask.rules is None:
+        raise UnsupportedCallError(
+            "the model's mask is more than causality, a window or chunks (image spans, packed "
+            "sequences); run it densely"
+        )
+    return mask.rules
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerState:
+    """One attention layer, ready to run paged.
+
+    Attributes:
+        index: its number among the model's layers.
+        asked: what each of its calls asks for.
+        config: the same as a layer config.
+        impl: what runs it.
+        cache: its keys and values.
+    """
+
+    index: int
+    asked: Asked
+    config: MhaConfig
+    impl: AttentionImpl
+    cache: KVCache
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PagedStep:
+    """One step of a ragged batch, as every layer receives it.
+
+    Attributes:
+        batch: the lengths.
+        pages: where each request's tokens are, and where the new ones go.
+        layers: the model's layers by index.
+        plans: made by the first layer of each plan key, shared by the others.
+    """
+
+    batch: Batch
+    pages: PageTable
+    layers: dict[int, LayerState]
+    workspaces: dict[PlanKey, Workspace]
+    plans: dict[PlanKey, Plan] = field(default_factory=dict)
+
+    def attend(self, call: DenseCall) -> torch.Tensor:
+        """Write the new keys and values, then attend; [1, num_tokens, num_heads, v_head_size]."""
+        state = self.layers[_index(call.module)]
+        if (asked := Asked.of(call)) != state.asked:
+            raise UnsupportedCallError(
+                f"layer {state.index} asks for {asked} and was set up for {state.asked}"
+            )
+        out = state.impl.forward(
+            self._plan(state.impl),
+            call.query[0].transpose(0, 1),
+            state.cache,
+            kv=(call.key[0].transpose(0, 1), call.value[0].transpose(0, 1)),
+            sinks=call.keywords.s_aux,
+        )
+        return out[None]
+
+    def _plan(self, impl: AttentionImpl) -> Plan:
+        key = impl.plan_key
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = impl.plan(self.batch, self.pages, workspace=self._workspace(impl))
+            self.plans[key] = plan
+        return plan
+
+    def _workspace(self, impl: AttentionImpl) -> Workspace | None:
+        batch = self.batch
+        needed = impl.workspace_bytes(
+            BatchBounds(
+                max_reqs=batch.num_reqs,
+                max_tokens=batch.num_tokens,
+                max_query_len=batch.max_query_len,
+                max_seq_len=batch.max_seq_len,
+            )
+        )
+        if not needed:
+            return None
+        workspace = self.workspaces.setdefault(impl.plan_key, Workspace(impl.device))
+        workspace.reserve(needed)
+        workspace.reset()
+        return workspace
+
+
+class PagedModel:
+    """A causal language model of transformers that runs ragged batches through paged caches.
+
+    Args:
+        model: loaded with an `attn_implementation` that `register()` made.
+        num_blocks: blocks of the KV cache; a block has its place in every layer.
+        block_size: tokens per block; None for what the backends prefer.
+        attention: the user's wishes; None for what the environment says.
+
+    Raises:
+        UnsupportedCallError: a model whose attention does not reach attnplat, or that keeps
+            more than keys and values.
+        NoBackendError: no backend fits some layer.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_blocks: int,
+        block_size: int | None = None,
+        attention: AttentionConfig | None = None,
+    ) -> None:
+        if num_blocks < 1:
+            raise ConfigError(f"num_blocks is {num_blocks}; it takes at least 1")
+        self.model = model
+        self.kernels = Kernels(attention)
+        self.num_blocks = num_blocks
+        self._parameters = _forward_parameters(model)
+        asked = _ask_layers(model, self._cache_argument(), self._parameters)
+        self.layers = self._set_up(asked, block_size)
+        self.block_size = next(iter(self.layers.values())).cache.spec.block_size
+        self._workspaces: dict[PlanKey, Workspace] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes that one block takes in all layers together."""
+        return sum(state.cache.spec.bytes_per_block for state in self.layers.values())
+
+    @torch.inference_mode()
+    def step(
+        self,
+        tokens: Sequence[Sequence[int]],
+        contexts: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+    ) -> torch.Tensor:
+        """Run new tokens of several requests, and give the logits after the last of each.
+
+        Args:
+            tokens: new token ids per request, at least one each.
+            contexts: tokens of each request that are in the cache already.
+            blocks: its blocks in order, enough for both.
+
+        Returns:
+            logits [num_reqs, vocabulary].
+        """
+        query_lens = [len(ids) for ids in tokens]
+        seq_lens = [c + n for c, n in zip(contexts, query_lens, strict=True)]
+        batch = Batch.from_lengths(query_lens, seq_lens, device=self.device)
+        step = PagedStep(
+            batch=batch,
+            pages=PageTable.from_blocks(blocks, batch, self.block_size),
+            layers=self.layers,
+            workspaces=self._workspaces,
+        )
+        positions = [p for c, n in zip(contexts, seq_lens, strict=True) for p in range(c, n)]
+        last = batch.query_start_loc[1:].long() - 1
+        keywords: dict[str, Any] = {STEP: step, **self._cache_argument()}
+        if "logits_to_keep" in self._parameters:
+            keywords["logits_to_keep"] = last
+        logits: torch.Tensor = self.model(
+            input_ids=self._row([token for ids in tokens for token in ids]),
+            position_ids=self._row(positions),
+            use_cache=True,
+            **keywords,
+        ).logits[0]
+        return logits if "logits_to_keep" in self._parameters else logits[last]
+
+    def _row(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([list(values)], device=self.device)
+
+    def _cache_argument(self) -> dict[str, PagedCache]:
+        """A fresh cache under the name that this version of transformers gives it."""
+        name = "cache" if "cache" in self._parameters else "past_key_values"
+        return {name: PagedCache(self.model.config.get_text_config().num_hidden_layers)}
+
+    def _set_up(self, asked: dict[int, _Seen], block_size: int | None) -> dict[int, LayerState]:
+        configs = {i: seen.config.replace(block_size=block_size) for i, seen in asked.items()}
+        impls = {i: self.kernels.impl(config, self.device) for i, config in configs.items()}
+        size = block_size or max(impl.block_size for impl in impls.values())
+        specs = {i: impl.kv_cache_spec(size) for i, impl in impls.items()}
+        caches = _allocate(specs, self.num_blocks, self.device)
+        return {
+            i: LayerState(
+                index=i, asked=seen.asked, config=configs[i], impl=impls[i], cache=caches[i]
+            )
+            for i, seen in asked.items()
+        }
+
+
+def _allocate(
+    specs: dict[int, KVCacheSpec], num_blocks: int, device: torch.device
+) -> dict[int, KVCache]:
+    """A cache per layer; layers of one spec lie together in memory."""
+    caches: dict[int, KVCache] = {}
+    for spec in dict.fromkeys(specs.values()):
+        indices = [i for i, own in specs.items() if own == spec]
+        pool = KVCache.allocate_layers(spec, len(indices), num_blocks, device)
+        caches |= dict(zip(indices, pool, strict=True))
+    return caches
+
+
+# Looking at the model -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    asked: Asked
+    config: MhaConfig
+
+
+def _ask_layers(
+    model: PreTrainedModel, cache: dict[str, PagedCache], parameters: frozenset[str]
+) -> dict[int, _Seen]:
+    """What each layer asks for, from a forward of two tokens in which nothing is attended to."""
+    _check_takes_keywords(model, parameters)
+    report = verify(model)
+    if not report.ok:
+        raise UnsupportedCallError(f"paged decoding needs every attention layer: {report}")
+    seen: dict[int, _Seen] = {}
+    token = torch.object()
+
+
+def _index(module: nn.Module) -> int:
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int):
+        raise UnsupportedCallError(
+            f"{type(module).__name__} has no layer_idx, so its cache cannot be told; run the model "
+            "densely"
+        )
+    return index
