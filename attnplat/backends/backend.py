@@ -6,8 +6,8 @@ layer's config with the declaration and answers every reason against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -181,6 +181,7 @@ class Backend:
     last_resort: bool = False
     mark: Mark = Mark.KNOWN
     half_of: tuple[str, ...] = ()
+    _cases: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "serves", frozenset(self.serves))
@@ -188,6 +189,8 @@ class Backend:
         object.__setattr__(self, "on", FrozenMap(self.on))
         if self.mark == Mark.KNOWN and self.loads is not None:
             object.__setattr__(self, "mark", Mark.DECLARED)
+        held = dict.fromkeys(name.partition(".")[0] for name in self.case_fields())
+        object.__setattr__(self, "_cases", tuple(held))
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -215,16 +218,19 @@ class Backend:
 
     def resolve(self, world: World) -> Backend:
         """This backend with every `Cases` settled for `world`."""
-        changes: dict[str, Any] = {}
-        for name in ("takes", "on"):
-            table: Mapping[str, Any] = getattr(self, name)
-            if any(isinstance(v, Cases) for v in table.values()):
-                changes[name] = {k: _settle(v, world) for k, v in table.items()}
-        for name in ("features", "kv_layouts", "preferred_block_size", "graphs"):
+        if not self._cases:
+            return self
+        settled = object.__new__(type(self))
+        settled.__dict__.update(self.__dict__)
+        for name in self._cases:
             value = getattr(self, name)
             if isinstance(value, Cases):
-                changes[name] = value.resolve(world)
-        return replace(self, **changes) if changes else self
+                value = value.resolve(world)
+            else:
+                value = FrozenMap({k: _settle(v, world) for k, v in value.items()})
+            object.__setattr__(settled, name, value)
+        object.__setattr__(settled, "_cases", ())
+        return settled
 
     def refuse(
         self, config: LayerConfig, world: World, *, cached: bool | None = None
@@ -234,63 +240,61 @@ class Backend:
         Call it on a resolved backend. `cached` says whether what concerns the KV cache is
         asked; by default it is asked of layers that have one.
         """
+        assert not self._cases, f"{self.name} has not been resolved"
         cached = config.has_kv_cache if cached is None else cached
-        reasons = (
-            *self._refuse_operation(config),
-            *self._refuse_fields(config, cached),
-            *self._refuse_features(config, world, cached),
-            *self._refuse_device(world),
-            *self._refuse_packages(world),
-            *self._refuse_rules(config, world, last=False),
-        )
-        return reasons or tuple(self._refuse_rules(config, world, last=True))
-
-    def _refuse_operation(self, config: LayerConfig) -> Iterator[Rejection]:
+        reasons: list[Rejection] = []
         if config.operation not in self.serves:
             serves = ", ".join(sorted(self.serves))
-            yield Rejection(self.name, "operation", "operation", config.operation, serves)
+            reasons.append(Rejection(self.name, "operation", "operation", config.operation, serves))
+        self._ask_fields(config, cached, reasons)
+        self._ask_features(config, wanted_features(config, world, cached), reasons)
+        self._ask_device(world, reasons)
+        self._ask_packages(world, reasons)
+        self._ask_rules(config, world, False, reasons)
+        if not reasons:
+            self._ask_rules(config, world, True, reasons)
+        return tuple(reasons)
 
-    def _refuse_fields(self, config: LayerConfig, cached: bool) -> Iterator[Rejection]:
-        for name, limit in self.takes.items():
-            assert isinstance(limit, Limit)
-            if name == "kv_cache_dtype" and not cached:
-                continue
+    def _ask_fields(self, config: LayerConfig, cached: bool, reasons: list[Rejection]) -> None:
+        limits: Mapping[str, Any] = self.takes
+        for name, limit in limits.items():
             value = getattr(config, name, None)
-            if not limit.accepts(value):
-                yield Rejection(self.name, "field", name, value, str(limit), config.source_of(name))
+            if limit.accepts(value) or (name == "kv_cache_dtype" and not cached):
+                continue
+            source = config.source_of(name)
+            reasons.append(Rejection(self.name, "field", name, value, str(limit), source))
 
-    def _refuse_features(
-        self, config: LayerConfig, world: World, cached: bool
-    ) -> Iterator[Rejection]:
-        assert isinstance(self.features, frozenset)
-        wanted = wanted_features(config, world, cached)
-        if wanted <= self.features:
+    def _ask_features(
+        self, config: LayerConfig, wanted: frozenset[Feature], reasons: list[Rejection]
+    ) -> None:
+        features: Any = self.features
+        if wanted <= features:
             return
-        for feature in sorted(wanted - self.features):
+        for feature in sorted(wanted - features):
             source = "caller" if feature in config.needs else "run"
             takes = "which it does not take"
-            yield Rejection(self.name, "feature", feature.value, True, takes, source)
+            reasons.append(Rejection(self.name, "feature", feature.value, True, takes, source))
 
-    def _refuse_device(self, world: World) -> Iterator[Rejection]:
-        for name, limit in self.on.items():
-            assert isinstance(limit, Limit)
+    def _ask_device(self, world: World, reasons: list[Rejection]) -> None:
+        limits: Mapping[str, Any] = self.on
+        for name, limit in limits.items():
             value = getattr(world.device, name)
             if not limit.accepts(value):
-                yield Rejection(self.name, "device", name, value, str(limit), "device")
+                reasons.append(Rejection(self.name, "device", name, value, str(limit), "device"))
 
-    def _refuse_packages(self, world: World) -> Iterator[Rejection]:
+    def _ask_packages(self, world: World, reasons: list[Rejection]) -> None:
         for package in self.requires:
             missing = missing_package(package, world)
             if missing is not None:
                 subject = package.feature or package.distribution
-                yield Rejection(self.name, "package", subject, None, missing, "device")
+                reasons.append(Rejection(self.name, "package", subject, None, missing, "device"))
 
-    def _refuse_rules(
-        self, config: LayerConfig, world: World, *, last: bool
-    ) -> Iterator[Rejection]:
+    def _ask_rules(
+        self, config: LayerConfig, world: World, last: bool, reasons: list[Rejection]
+    ) -> None:
         for rule in self.forbids:
             if rule.last == last and rule.when(config, world):
-                yield Rejection(self.name, "rule", rule.code, None, rule.because)
+                reasons.append(Rejection(self.name, "rule", rule.code, None, rule.because))
 
     def load(self) -> type[Any]:
         """The implementation's class; imports its module, and with it its kernels."""

@@ -1,4 +1,4 @@
-"""One step's lengths and page tables, as plain tensors that an engine has anyway.
+"""One step's lengths, as plain tensors that an engine has anyway.
 
 A `Batch` is shared by every layer and every cache group of a step; a `PageTable` belongs to
 one cache group. Both are frozen; the helpers return new values.
@@ -13,8 +13,19 @@ from typing import Any, Literal
 
 import torch
 
-from attnplat.backends.checks import at_least, check_tensor
+from attnplat.backends.checks import at_least, check_tensor, demand
+from attnplat.backends.pages import PageCsr, PageTable, grown
+from attnplat.backends.tensors import to_device
 from attnplat.errors import ConfigError, HostLengthsNeededError, UnsupportedCallError
+
+__all__ = [
+    "Batch",
+    "BatchBounds",
+    "HostLengths",
+    "PageCsr",
+    "PageTable",
+    "pack_tree_mask",
+]
 
 _INT = torch.int32
 
@@ -158,8 +169,8 @@ class Batch:
         start = torch.tensor([0, *accumulate(query_lens)], dtype=_INT)
         lens = torch.tensor(keys, dtype=_INT)
         return cls(
-            query_start_loc=start.to(device),
-            seq_lens=lens.to(device),
+            query_start_loc=to_device(start, device),
+            seq_lens=to_device(lens, device),
             num_reqs=len(keys),
             num_tokens=int(start[-1]),
             max_query_len=max(query_lens, default=0),
@@ -186,10 +197,10 @@ class Batch:
             )
         changes: dict[str, Any] = {"num_reqs": num_reqs, "num_tokens": num_tokens}
         for name in ("query_start_loc", "query_start_loc_host"):
-            changes[name] = _grown(getattr(self, name), more_reqs, repeat_last=True)
+            changes[name] = grown(getattr(self, name), more_reqs, repeat_last=True)
         for name in ("seq_lens", "seq_lens_host", "causal", "prefix_lens", "kv_start_loc"):
-            changes[name] = _grown(getattr(self, name), more_reqs)
-        changes["tree_mask"] = _grown(self.tree_mask, more_rows)
+            changes[name] = grown(getattr(self, name), more_reqs)
+        changes["tree_mask"] = grown(self.tree_mask, more_rows)
         return replace(self, **changes)
 
     def slice(self, start: int, stop: int) -> Batch:
@@ -269,7 +280,7 @@ class Batch:
         """The exact lengths as integers, without waiting for a device.
 
         Raises HostLengthsNeededError when neither the host mirrors nor the tensors
-        themselves give them.
+        themselves give them; ConfigError when they cannot be.
         """
         start, lens = self.query_start_loc, self.seq_lens
         if self.device.type != "cpu":
@@ -280,7 +291,15 @@ class Batch:
                     "and seq_lens_host with host_lens='exact' (Batch.from_lengths does)"
                 )
             start, lens = self.query_start_loc_host, self.seq_lens_host
-        return HostLengths(tuple(start.tolist()), tuple(lens.tolist()))
+        found = HostLengths(tuple(start.tolist()), tuple(lens.tolist()))
+        demand(
+            found.query_start[0] == 0
+            and list(found.query_start) == sorted(found.query_start)
+            and min(found.seq_lens, default=0) >= 0,
+            f"batch.query_start_loc {found.query_start} must start at 0 and not decrease, and "
+            f"batch.seq_lens {found.seq_lens} not be negative",
+        )
+        return found
 
     def kv_starts(self, lengths: HostLengths) -> tuple[int, ...]:
         """First row of each request in k and v that are given without a cache.
@@ -294,7 +313,9 @@ class Batch:
                 "batch.kv_start_loc is on a device and this backend plans on the host; leave "
                 "it out and pack the sequences one after the other"
             )
-        return tuple(self.kv_start_loc.tolist())
+        starts = tuple(self.kv_start_loc.tolist())
+        demand(min(starts, default=0) >= 0, f"batch.kv_start_loc {starts} has a negative row")
+        return starts
 
     def validate(self, *, self_attention: bool = True) -> None:
         """Look at the values, which nothing else does; waits for the device.
@@ -303,24 +324,24 @@ class Batch:
         Raises ConfigError naming the request.
         """
         start, lens = self.query_start_loc.tolist(), self.seq_lens.tolist()
-        _demand(start[0] == 0, f"batch.query_start_loc starts at {start[0]}; expected 0")
-        _demand(
+        demand(start[0] == 0, f"batch.query_start_loc starts at {start[0]}; expected 0")
+        demand(
             start[-1] <= self.num_tokens,
             f"batch.query_start_loc ends at {start[-1]}; num_tokens is {self.num_tokens}",
         )
         for r, length in enumerate(lens):
             rows = start[r + 1] - start[r]
             at = f"request {r}"
-            _demand(rows >= 0, f"batch.query_start_loc decreases at {at}")
-            _demand(
+            demand(rows >= 0, f"batch.query_start_loc decreases at {at}")
+            demand(
                 rows <= self.max_query_len,
                 f"{at} has {rows} query rows; max_query_len is {self.max_query_len}",
             )
-            _demand(
+            demand(
                 0 <= length <= self.max_seq_len,
                 f"{at} has seq_len {length}; it takes 0 to max_seq_len ({self.max_seq_len})",
             )
-            _demand(
+            demand(
                 not self_attention or length >= rows,
                 f"{at} has seq_len {length}, fewer than its {rows} query rows",
             )
@@ -332,7 +353,7 @@ class Batch:
             mirror = getattr(self, f"{name}_host")
             if mirror is None or self.host_lens != "exact":
                 continue
-            _demand(
+            demand(
                 mirror.tolist() == values,
                 f"batch.{name}_host differs from batch.{name}; "
                 "give equal values, or host_lens='upper'",
@@ -340,7 +361,7 @@ class Batch:
 
     def _validate_ranges(self) -> None:
         for request, begin, end in [] if self.ranges is None else self.ranges.tolist():
-            _demand(
+            demand(
                 0 <= request < self.num_reqs and 0 <= begin <= end,
                 f"batch.ranges has ({request}, {begin}, {end}); expected a request below "
                 f"{self.num_reqs} and 0 <= begin <= end",
@@ -348,205 +369,11 @@ class Batch:
 
     def csr(self, pages: PageTable) -> PageCsr:
         """The page table as compressed rows. Needs exact host lengths."""
-        lengths = self.host_lengths()
-        firsts = pages.host_first_blocks(self.num_reqs)
-        counts = [
-            max(-(-n // pages.block_size) - first, 0)
-            for n, first in zip(lengths.seq_lens, firsts, strict=True)
-        ]
-        rows = [r for r, count in enumerate(counts) for _ in range(count)]
-        columns = [column for count in counts for column in range(count)]
-        last = [(n - 1) % pages.block_size + 1 if n else 0 for n in lengths.seq_lens]
-        where = torch.tensor([rows, columns], dtype=torch.int64).reshape(2, -1).to(self.device)
-        return PageCsr(
-            indptr=torch.tensor([0, *accumulate(counts)], dtype=_INT).to(self.device),
-            indices=pages.block_table[where[0], where[1]],
-            last_page_len=torch.tensor(last, dtype=_INT).to(self.device),
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class PageCsr:
-    """A page table as compressed rows.
-
-    Attributes:
-        indptr: first entry of each request in `indices`, and the end; int32 [num_reqs + 1].
-        indices: block ids of all requests in order; int32 [entries].
-        last_page_len: tokens in each request's last page, 0 for none; int32 [num_reqs].
-    """
-
-    indptr: torch.Tensor
-    indices: torch.Tensor
-    last_page_len: torch.Tensor
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PageTable:
-    """Where one cache group keeps each request's tokens.
-
-    Attributes:
-        block_table: blocks of each request in order; int32 [num_reqs, max_blocks], row stride
-            free. Entries past ceil(seq_len / block_size) are never read, nor those of blocks
-            that no query sees.
-        block_size: tokens per block.
-        slot_mapping: cache slot (block * block_size + offset) each new token is written to;
-            any negative value skips the token; int64 [num_tokens] (cross attention: one per
-            encoder token). None: this step writes nothing.
-        first_block: logical block that column 0 of each row holds, for tables that roll with
-            a window; int32 [num_reqs]. Default 0.
-
-    Raises:
-        PlanMismatchError: a tensor of the wrong shape, dtype or device.
-        ConfigError: a block size below 1.
-    """
-
-    block_table: torch.Tensor
-    block_size: int
-    slot_mapping: torch.Tensor | None = None
-    first_block: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.block_size, int) or self.block_size < 1:
-            raise ConfigError(f"pages.block_size is {self.block_size!r}; it takes at least 1")
-        device = getattr(self.block_table, "device", torch.device("cpu"))
-        check_tensor(
-            "pages.block_table", self.block_table, shape=(None, None), dtype=_INT, device=device
-        )
-        if self.slot_mapping is not None:
-            check_tensor(
-                "pages.slot_mapping",
-                self.slot_mapping,
-                shape=(None,),
-                dtype=torch.int64,
-                device=device,
-            )
-        if self.first_block is not None:
-            n = self.block_table.shape[0]
-            check_tensor(
-                "pages.first_block", self.first_block, shape=(n,), dtype=_INT, device=device
-            )
-
-    @classmethod
-    def from_blocks(
-        cls,
-        blocks: Sequence[Sequence[int]],
-        batch: Batch,
-        block_size: int,
-        *,
-        write: Literal["new", "all", "none"] = "new",
-        first_block: Sequence[int] | None = None,
-    ) -> PageTable:
-        """A table from each request's block ids, with slots for the tokens this step writes.
-
-        `write`: `new` are the query tokens, the last of their sequence; `all` every token
-        of every sequence (an encoder's, at the step it ran); `none` nothing. Padding rows of
-        the batch get slot -1. Needs exact host lengths.
-
-        Raises ConfigError when a request has fewer blocks than its tokens need.
-        """
-        lengths = batch.host_lengths()
-        firsts = [0] * len(blocks) if first_block is None else list(first_block)
-        slots: list[int] = []
-        for r, length in enumerate(lengths.seq_lens):
-            have = (firsts[r] + len(blocks[r])) * block_size
-            _demand(
-                length <= have,
-                f"request {r} has {length} tokens and blocks for {have}; give "
-                f"it {-(-length // block_size)} blocks of {block_size}",
-            )
-            new = {"new": lengths.query_len(r), "all": length, "none": 0}[write]
-            for position in range(length - new, length):
-                block = blocks[r][position // block_size - firsts[r]]
-                slots.append(block * block_size + position % block_size)
-        if write == "new":
-            slots += [-1] * (batch.num_tokens - len(slots))
-        width = max(map(len, blocks), default=0)
-        rows = [[*row, *[-1] * (width - len(row))] for row in blocks]
-        table = torch.tensor(rows, dtype=_INT).reshape(len(blocks), width)
-        return cls(
-            block_table=table.to(batch.device),
-            block_size=block_size,
-            slot_mapping=None
-            if write == "none"
-            else torch.tensor(slots, dtype=torch.int64, device=batch.device),
-            first_block=None
-            if first_block is None
-            else torch.tensor(firsts, dtype=_INT, device=batch.device),
-        )
-
-    def padded(self, num_reqs: int, num_tokens: int) -> PageTable:
-        """This table with rows for empty requests and slots that skip, added at the end."""
-        slots = self.slot_mapping
-        table = _grown(self.block_table, num_reqs - self.block_table.shape[0], fill=-1)
-        assert table is not None
-        return replace(
-            self,
-            block_table=table,
-            slot_mapping=None if slots is None else _grown(slots, num_tokens - len(slots), fill=-1),
-            first_block=_grown(self.first_block, num_reqs - self.block_table.shape[0]),
-        )
-
-    def take_requests(self, requests: torch.Tensor) -> PageTable:
-        """The rows of `requests` (int64, in that order), with the slots unchanged."""
-        first = self.first_block
-        return replace(
-            self,
-            block_table=self.block_table[requests],
-            first_block=None if first is None else first[requests],
-        )
-
-    def host_first_blocks(self, num_reqs: int) -> tuple[int, ...]:
-        """`first_block` as integers.
-
-        Raises HostLengthsNeededError when it is on a device only.
-        """
-        if self.first_block is None:
-            return (0,) * num_reqs
-        if self.first_block.device.type != "cpu":
-            raise HostLengthsNeededError(
-                "pages.first_block is on a device and this backend plans on the host; give a "
-                "table whose column 0 is block 0"
-            )
-        return tuple(self.first_block.tolist())
-
-    def validate(
-        self,
-        batch: Batch,
-        *,
-        num_blocks: int | None = None,
-        first_keys: Sequence[int] | None = None,
-    ) -> None:
-        """Look at the values of live entries; waits for the device.
-
-        `first_keys`: the first key each request can see, where a window hides earlier ones
-        (their blocks may be gone). Raises ConfigError for a live block id or a slot that is
-        negative or past the cache, a slot given twice, or a table too narrow for its sequence.
-        """
-        table, lens = self.block_table.tolist(), batch.seq_lens.tolist()
-        first = [0] * len(table) if self.first_block is None else self.first_block.tolist()
-        for r, length in enumerate(lens):
-            need = -(-length // self.block_size) - first[r]
-            oldest = (0 if first_keys is None else first_keys[r]) // self.block_size - first[r]
-            _demand(
-                need <= len(table[r]),
-                f"request {r} needs {need} columns of pages.block_table, which has {len(table[r])}",
-            )
-            _demand(
-                length == 0 or oldest >= 0,
-                f"request {r} sees block {oldest + first[r]}; pages.first_block[{r}] is {first[r]}",
-            )
-            for column in range(oldest, need):
-                block = table[r][column]
-                good = block >= 0 and (num_blocks is None or block < num_blocks)
-                most = "the cache's last" if num_blocks is None else num_blocks - 1
-                _demand(good, f"pages.block_table[{r}, {column}] is {block}; it takes 0 to {most}")
-        if self.slot_mapping is not None:
-            slots = [s for s in self.slot_mapping.tolist() if s >= 0]
-            _demand(len(slots) == len(set(slots)), "pages.slot_mapping names a slot twice")
+        return pages.csr(self.host_lengths().seq_lens)
 
 
 def pack_tree_mask(visible: torch.Tensor) -> torch.Tensor:
-    """`Batch.tree_mask` from bool [num_tokens, max_query_len]: uint8, least significant bit first."""
+    """`Batch.tree_mask` from bool [num_tokens, max_query_len]: uint8, lowest bit first."""
     rows, width = visible.shape
     num_bytes = -(-width // 8)
     padded = torch.zeros(rows, num_bytes * 8, dtype=torch.uint8, device=visible.device)
@@ -570,22 +397,7 @@ def _to_device(optional: dict[str, Any], device: torch.device | str) -> dict[str
     moved = dict(optional)
     for name, dtype in _LIST_DTYPES.items():
         if isinstance(moved.get(name), list | tuple):
-            moved[name] = torch.tensor(moved[name], dtype=dtype, device=device)
+            moved[name] = to_device(torch.tensor(moved[name], dtype=dtype), device)
     if isinstance(moved.get("ranges"), torch.Tensor):
         moved["ranges"] = moved["ranges"].reshape(-1, 3)
     return moved
-
-
-def _grown(
-    tensor: torch.Tensor | None, more: int, *, fill: int = 0, repeat_last: bool = False
-) -> torch.Tensor | None:
-    if tensor is None or more == 0:
-        return tensor
-    shape = (more, *tensor.shape[1:])
-    tail = tensor[-1:].expand(shape) if repeat_last else tensor.new_full(shape, fill)
-    return torch.cat([tensor, tail])
-
-
-def _demand(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ConfigError(otherwise)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnplat.errors import PlanMismatchError
+from attnplat.errors import ConfigError, PlanMismatchError
 
 Size = int | None | range
 """An exact size, None for any, or a range of allowed sizes (`at_least`)."""
@@ -59,6 +59,12 @@ def check_tensor(
         )
 
 
+def demand(holds: bool, otherwise: str) -> None:
+    """Raise ConfigError with the sentence `otherwise` unless the condition holds."""
+    if not holds:
+        raise ConfigError(otherwise)
+
+
 def describe_shape(shape: tuple[Size, ...]) -> str:
     """The expected shape in words: `[at least 4, 8, any]`."""
     words = []
@@ -81,15 +87,3 @@ def _fits(actual: tuple[int, ...], shape: tuple[Size, ...]) -> bool:
         if size not in expected if isinstance(expected, range) else size != expected:
             return False
     return True
-
-
-def same_device(device: torch.device | str) -> torch.device:
-    """The device as tensors name it: `cuda` becomes `cuda:0`, the current one."""
-    return torch.empty(0, device=device).device
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype called `name` (`bfloat16`)."""
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found

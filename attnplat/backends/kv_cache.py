@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from attnplat.backends.batch import PageTable
-from attnplat.backends.checks import check_tensor, torch_dtype
+from attnplat.backends.checks import check_tensor
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding
+from attnplat.backends.tensors import to_device, torch_dtype
 from attnplat.config.names import parse_name
 from attnplat.errors import ConfigError, UnknownNameError
 
@@ -230,7 +231,9 @@ class KVCache:
         device, size = self.device, pages.block_size
         request = [r for r, begin, end in spans for _ in range(begin, end)]
         position = [p for _, begin, end in spans for p in range(begin, end)]
-        where = torch.tensor([request, position], dtype=torch.int64).reshape(2, -1).to(device)
+        where = to_device(
+            torch.tensor([request, position], dtype=torch.int64).reshape(2, -1), device
+        )
         column = where[1] // size
         if pages.first_block is not None:
             column = column - pages.first_block[where[0]]

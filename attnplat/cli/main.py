@@ -23,6 +23,18 @@ COMMANDS = {
     "run": "load a model, run it on the chosen backends, and say what ran where",
 }
 
+# Packages that a command may find missing -> what to install.
+INSTALL = {
+    "accelerate": "'attnplat[demo]'",
+    "filelock": "filelock",
+    "gguf": "'attnplat[demo]'",
+    "packaging": "packaging",
+    "platformdirs": "platformdirs",
+    "safetensors": "'attnplat[transformers]'",
+    "torch": "torch",
+    "transformers": "'attnplat[transformers]'",
+}
+
 EXIT_OK, EXIT_NO, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -33,6 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(arguments)
     except AttnplatError as error:
         print(f"attnplat: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except ModuleNotFoundError as error:
+        if error.name not in INSTALL:
+            raise
+        print(
+            f"attnplat: the package {error.name} is needed for this and is not installed; "
+            f"pip install {INSTALL[error.name]}",
+            file=sys.stderr,
+        )
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("attnplat: interrupted", file=sys.stderr)

@@ -233,11 +233,8 @@ class AttentionConfig:
 
     def set_fields(self) -> frozenset[str]:
         """Names of the fields that differ from their defaults."""
-        blank = AttentionConfig()
         return frozenset(
-            f.name
-            for f in fields(self)
-            if f.name != "sources" and getattr(self, f.name) != getattr(blank, f.name)
+            name for name, default in _BLANK.items() if getattr(self, name) != default
         )
 
     # Conversions ----------------------------------------------------------------------
@@ -315,3 +312,7 @@ def _check_int(name: str, value: Any, least: int, most: int) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{name} is {value!r}; it takes an integer from {least} to {most}")
+
+
+_FIELDS = tuple(f.name for f in fields(AttentionConfig) if f.name != "sources")
+_BLANK = {name: getattr(AttentionConfig(), name) for name in _FIELDS}

@@ -31,6 +31,7 @@ from attnplat.errors import ConfigError, UnknownNameError
 C = TypeVar("C")
 
 OPEN_WINDOW = (-1, -1)
+_NO_DEFAULT = object()
 MAX_SIZE = 1 << 24  # no real head size, block size or head count comes near it
 
 
@@ -144,7 +145,7 @@ class LayerConfig:
 
     # What the config says -------------------------------------------------------------
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Feature]:
         """Every feature this layer wants; a backend must take them all."""
         return self.also_needs
@@ -173,10 +174,9 @@ class LayerConfig:
         for field_name, source in self.provenance:
             if field_name == name:
                 return source
-        for f in fields(self):
-            if f.name == name and getattr(self, name) == f.default:
-                return "default"
-        return "caller"
+        # A dataclass keeps a field's default as the attribute of the class.
+        untouched = getattr(type(self), name, _NO_DEFAULT) == getattr(self, name)
+        return "default" if untouched else "caller"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values of the fields that differ from their defaults, and the operation."""
@@ -282,7 +282,7 @@ class MhaConfig(LayerConfig):
     def has_kv_cache(self) -> bool:
         return self.attn_type in (AttnType.DECODER, AttnType.ENCODER_DECODER)
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Feature]:
         wanted = {
             Feature.SLIDING_WINDOW: self.sliding_window != OPEN_WINDOW,
@@ -353,7 +353,7 @@ class MlaConfig(LayerConfig):
         windowed = self.sliding_window != OPEN_WINDOW
         return LayerKind.SLIDING_WINDOW_MLA if windowed else LayerKind.MLA_ATTENTION
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Feature]:
         wanted = {
             Feature.SLIDING_WINDOW: self.sliding_window != OPEN_WINDOW,
@@ -491,7 +491,7 @@ class BlockSparseConfig(LayerConfig):
         windowed = self.sliding_window != OPEN_WINDOW
         return LayerKind.SLIDING_WINDOW if windowed else LayerKind.FULL_ATTENTION
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Feature]:
         wanted = {
             Feature.SLIDING_WINDOW: self.sliding_window != OPEN_WINDOW,

@@ -28,10 +28,10 @@ def modernbert(fields: Fields, kind: str) -> Values:
 
 
 def modernbert_decoder(fields: Fields, kind: str) -> Values:
-    """ModernBERT as a decoder: half of `local_attention`, and the token itself, to the left."""
+    """ModernBERT as a decoder: half of `local_attention`, the token itself included."""
     if kind != SLIDING:
         return {}
-    return {"sliding_window": (fields.need("local_attention") // 2, -1)}
+    return {"sliding_window": (max(fields.need("local_attention") // 2, 1) - 1, -1)}
 
 
 def deberta(fields: Fields, kind: str) -> Values:

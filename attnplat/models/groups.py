@@ -9,6 +9,7 @@ from typing import Any
 from attnplat.config.layer import LayerConfig, MhaConfig
 from attnplat.config.names import AttnType, Dtype
 from attnplat.errors import ConfigError, ModelFileError, closest_name
+from attnplat.models.decoders import PLAIN
 from attnplat.models.defaults import DEFAULTS
 from attnplat.models.families import FAMILIES, REFUSED, UNREAD, generic, known_types
 from attnplat.models.fields import HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, LAYERS, Fields, shortened
@@ -21,7 +22,7 @@ TOWER_KEYS = ("vision_config", "audio_config")
 # Models whose image tokens attend to each other in both directions (transformers,
 # create_masks_for_vision_model of gemma3, paligemma, molmo2).
 MM_PREFIX = ("gemma3", "paligemma", "molmo2")
-SHAPE = (*LAYERS, *HEADS, *KV_HEADS, *HEAD_SIZE, *HIDDEN)
+SHAPE = (LAYERS, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def layer_groups(
         kv_cache_dtype=kv_cache_dtype,
         block_size=block_size,
         tensor_parallel=tensor_parallel,
-    ).with_dtype_of(text, top)
+    ).with_dtype_of(top, text)
     if request.dtype_source == "default":
         notes.append(f"the file names no dtype; {FALLBACK_DTYPE} is assumed")
     layers = _stack(text, family, request, notes)
@@ -121,7 +122,7 @@ def _text(top: Fields, notes: list[str]) -> tuple[Fields, Family]:
         if name in REFUSED:
             raise ModelFileError(f"model type {text.model_type!r}: {REFUSED[name]}")
     text = replace(text, defaults=DEFAULTS.get(text.model_type, {}))
-    family = FAMILIES.get(text.model_type)
+    family = _family(text)
     if family is not None:
         notes.extend(_implied(text))
         return text, family
@@ -130,6 +131,17 @@ def _text(top: Fields, notes: list[str]) -> tuple[Fields, Family]:
     if unread:
         notes.append(f"fields that the plain rule does not read: {', '.join(unread)}")
     return text, generic(text)
+
+
+def _family(text: Fields) -> Family | None:
+    """The family of a text model, or None. Block-sparse attention is never read as dense.
+
+    MiniMax-M3's text part is also published under the type of its dense predecessor.
+    """
+    plain = text.model_type in PLAIN or text.model_type not in FAMILIES
+    if plain and text.has("sparse_attention_config"):
+        return FAMILIES["minimax_m3"]
+    return FAMILIES.get(text.model_type)
 
 
 def _type_of(values: Mapping[str, Any], path: str) -> str:
@@ -150,7 +162,8 @@ def _manner(text: Fields) -> str:
 
 def _implied(fields: Fields) -> Iterable[str]:
     """What of the shape the file leaves to the defaults of its model type."""
-    silent = [n for n in SHAPE if n in fields.defaults and n not in fields.values]
+    told = {n for names in SHAPE if any(fields.has(n) for n in names) for n in names}
+    silent = [n for names in SHAPE for n in names if n in fields.defaults and n not in told]
     if silent:
         values = ", ".join(f"{name} {shortened(fields.defaults[name], 24)}" for name in silent)
         yield f"not in the file, so the defaults of {fields.model_type} apply: {values}"
@@ -180,7 +193,7 @@ def _tower(
     sub = top.sub(key)
     name = key.removesuffix("_config")
     model_type = _type_of(sub.values, sub.path)
-    found = next((t for t in _tower_types(model_type, top.model_type, name) if t in FAMILIES), "")
+    found = _tower_type(model_type, top.model_type, name)
     fields = replace(sub, model_type=model_type or found, defaults=DEFAULTS.get(found, {}))
     family = FAMILIES.get(found) or (GENERIC_VISION if name == "vision" else None)
     shown = model_type or "its type is not given"
@@ -205,13 +218,17 @@ def _tower(
     return layers
 
 
-def _tower_types(own: str, whole: str, name: str) -> tuple[str, ...]:
-    """Names under which a tower's family may be found, the best first.
+def _tower_type(own: str, whole: str, name: str) -> str:
+    """The type under which a tower's family is found, or "".
 
     Files differ in what they call a tower: by its own type, by the whole model's, or not.
     """
     suffixes = (f"_{name}", f"_{name}_model", f"_{name}_encoder")
-    return (own, f"{own}_{name}", *(whole + suffix for suffix in suffixes))
+    for candidate in (own, f"{own}_{name}", *(whole + suffix for suffix in suffixes)):
+        family = FAMILIES.get(candidate)
+        if family is not None and family.parts[0].name == name:
+            return candidate
+    return ""
 
 
 def _mm_prefix(top: Fields, text: Fields) -> bool:

@@ -29,9 +29,11 @@ class Difference:
     """One departure of a rule set from what attnplat does.
 
     Attributes:
-        backend: the backend concerned; None for a row of preferences or an acceptance rule.
+        backend: the backend concerned, or several that share a cause; None for a row of
+            preferences or an acceptance rule.
         subject: what differs:
-            `takes.FIELD` (theirs: a Limit or Cases, None for no limit),
+            `takes.FIELD` (theirs: a Limit or Cases, None for no limit, or a function from
+            what attnplat declares to what they do),
             `feature.NAME` (theirs: bool or a predicate of the world),
             `on.ATTRIBUTE` (theirs: a Limit, None for no limit),
             `requires` (theirs: a tuple of Packages),
@@ -49,7 +51,7 @@ class Difference:
         operation: for a name that stands more than once in the catalog, which entry.
     """
 
-    backend: str | None
+    backend: str | tuple[str, ...] | None
     subject: str
     theirs: Any
     ours: str
@@ -65,6 +67,13 @@ class Difference:
                 "difference subject", self.subject, [*_APPLY, "order", "accepts"]
             )
         object.__setattr__(self, "where", FrozenMap(self.where))
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The names of the backends concerned; none for rows and acceptance rules."""
+        if self.backend is None:
+            return ()
+        return (self.backend,) if isinstance(self.backend, str) else self.backend
 
     def applies_to(self, device: DeviceInfo) -> bool:
         """Whether this departure is one for `device`."""
@@ -92,7 +101,7 @@ def tables_under(tables: Tables, differences: Iterable[Difference], device: Devi
 
 
 def _is_about(difference: Difference, backend: Backend) -> bool:
-    same = difference.backend == backend.name
+    same = backend.name in difference.backends
     return same and (difference.operation is None or difference.operation in backend.serves)
 
 
@@ -102,7 +111,7 @@ def _rows(differences: Iterable[Difference]) -> tuple[Preference, ...]:
 
 def _existences(differences: Iterable[Difference]) -> FrozenMap[str, Any]:
     found = [d for d in differences if d.subject == "exists" and d.operation is None]
-    return FrozenMap({str(d.backend): d.theirs or _never for d in found})
+    return FrozenMap({name: d.theirs or _never for d in found for name in d.backends})
 
 
 def _acceptances(differences: Iterable[Difference]) -> FrozenMap[str, tuple[Any, ...]]:
@@ -131,11 +140,12 @@ def _apply(difference: Difference, backend: Backend) -> Backend | None:
 
 
 def _apply_table(table: str) -> Callable[[Backend, str, Any], Backend]:
-    def apply(backend: Backend, name: str, theirs: Limit | Cases | None) -> Backend:
+    def apply(backend: Backend, name: str, theirs: Any) -> Backend:
         limits = dict(getattr(backend, table))
-        limits.pop(name, None)
-        if theirs is not None:
-            limits[name] = theirs
+        ours = limits.pop(name, None)
+        limit = theirs(ours) if callable(theirs) else theirs
+        if limit is not None:
+            limits[name] = limit
         changes: dict[str, Any] = {table: FrozenMap(limits)}
         return replace(backend, **changes)
 

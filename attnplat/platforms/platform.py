@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("attnplat")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Platform:
     """One device of one platform: asks the tables, and loads what they choose.
 
@@ -41,6 +41,10 @@ class Platform:
     tables: Tables
     wishes: AttentionConfig = field(default_factory=AttentionConfig)
     run: RunContext = field(default_factory=RunContext)
+
+    def __repr__(self) -> str:
+        # The tables alone would fill pages.
+        return f"Platform({self.device})"
 
     @property
     def name(self) -> str:

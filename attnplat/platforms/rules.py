@@ -21,20 +21,26 @@ def differences_of(platform: str) -> tuple[Difference, ...]:
     return differences
 
 
-def under(rules: str, platform: Platform) -> Platform:
-    """`platform` deciding by the given rule set."""
+def under(rules: str, platform: Platform, *, without: Difference | None = None) -> Platform:
+    """`platform` deciding by the given rule set.
+
+    `without`: one of its differences that is left out, to see what it is for.
+    """
     if rules not in RULE_SETS:
         raise UnknownNameError("rule set", rules, RULE_SETS)
     if rules == "attnplat":
         return platform
-    own, device = differences_of(platform.name), platform.device
+
+    def all_but_one(name: str) -> tuple[Difference, ...]:
+        return tuple(d for d in differences_of(name) if d is not without)
 
     def departures(owner: str, tables: Tables) -> Tables:
         # A platform may differ on another's backends too: after what differs at home.
-        theirs = differences_of(owner) if owner in PLATFORMS else ()
-        return tables_under(tables, (*theirs, *own), device)
+        theirs = all_but_one(owner) if owner in PLATFORMS else ()
+        return tables_under(tables, (*theirs, *own), platform.device)
 
-    tables = tables_under(platform.tables, own, device)
+    own = all_but_one(platform.name)
+    tables = tables_under(platform.tables, own, platform.device)
     if isinstance(tables.foreign, ForeignBackends):
         foreign = tables.foreign.under(departures)
         tables = replace(tables, foreign=foreign, foreign_backend=foreign.find)

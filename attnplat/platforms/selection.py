@@ -144,7 +144,8 @@ class Tables:
 
     def allows(self, rule: str, config: LayerConfig, world: World) -> bool:
         """Whether an acceptance rule of another rule set is in force for this layer."""
-        return any(when(config, world) for when in self.accepts.get(rule, ()))
+        predicates = self.accepts.get(rule)
+        return predicates is not None and any(when(config, world) for when in predicates)
 
     def row_for(self, config: LayerConfig, world: World) -> Preference | None:
         """The first row that is for `config` in `world`."""

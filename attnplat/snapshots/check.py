@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from attnplat.errors import ConfigError
-from attnplat.snapshots.kind import Row
+from attnplat.snapshots.kind import Row, platform_of
 from attnplat.snapshots.tables import kind_of
 
 Cell = tuple[str, str, str, str]
@@ -54,7 +54,7 @@ def read_cases(path: str | Path) -> Iterator[Row]:
 
 def decide(row: Row, rules: str) -> dict[str, Any]:
     """The row with attnplat's outcome in place of the recorded one."""
-    return {**row, **kind_of(row).decide(row, rules)}
+    return {**row, **kind_of(row).decide(row, platform_of(row, rules))}
 
 
 def check(rows: Iterable[Row], rules: str) -> Tally:
@@ -62,7 +62,7 @@ def check(rows: Iterable[Row], rules: str) -> Tally:
     tally = Tally()
     for row in rows:
         kind = kind_of(row)
-        outcome = kind.decide(row, rules)
+        outcome = kind.decide(row, platform_of(row, rules))
         agrees = kind.agrees(outcome, row)
         cell = (kind.name, row["platform"], row["arch"], row["profile"])
         tally.add(cell, row, outcome, agrees)

@@ -26,13 +26,13 @@ class Kind:
     Attributes:
         name: the table's name.
         recognises: whether a row is of this kind.
-        decide: (row, rules) -> the outcome fields.
+        decide: (row, the platform of the row under a rule set) -> the outcome fields.
         agrees: (outcome, recorded row) -> whether the compared fields are the same.
     """
 
     name: str
     recognises: Callable[[Row], bool]
-    decide: Callable[[Row, str], Outcome]
+    decide: Callable[[Row, Platform], Outcome]
     agrees: Callable[[Outcome, Row], bool]
 
 

@@ -8,6 +8,7 @@ from attnplat.config.attention import AttentionConfig
 from attnplat.config.layer import LayerConfig, MhaConfig, MlaConfig
 from attnplat.config.names import LayerKind
 from attnplat.errors import ConfigError
+from attnplat.platforms.platform import Platform
 from attnplat.snapshots.kind import (
     RECORDED_ONLY,
     Kind,
@@ -16,7 +17,6 @@ from attnplat.snapshots.kind import (
     ask,
     chosen_name,
     error_of,
-    platform_of,
     refused,
 )
 
@@ -40,12 +40,12 @@ _LAYERS: dict[str, LayerConfig] = {
 }
 
 
-def decide_kinds(row: Row, rules: str) -> Outcome:
+def decide_kinds(row: Row, platform: Platform) -> Outcome:
     """The outcome fields of one rule of the table."""
-    return _RULES[row["rule"]](row, rules)
+    return _RULES[row["rule"]](row, platform)
 
 
-def _spec_kind(row: Row, rules: str) -> Outcome:
+def _spec_kind(row: Row, platform: Platform) -> Outcome:
     window = _WINDOW if row["has_sliding_window"] else _OPEN
     common: dict[str, Any] = {"attn_type": row["attn_type"], "sliding_window": window}
     latent = row["use_mla"]
@@ -53,12 +53,12 @@ def _spec_kind(row: Row, rules: str) -> Outcome:
     return {"kind": str(config.kind)}
 
 
-def _all_kinds(row: Row, rules: str) -> Outcome:
+def _all_kinds(row: Row, platform: Platform) -> Outcome:
     field = next((name for name, value in row.items() if isinstance(value, list)), "kinds")
     return {field: [str(kind) for kind in LayerKind]}
 
 
-def _backend_parse(row: Row, rules: str) -> Outcome:
+def _backend_parse(row: Row, platform: Platform) -> Outcome:
     value = row["value"]
     if value in RECORDED_ONLY:
         return {"parsed": None, "error": "unknown_backend"}
@@ -73,7 +73,7 @@ def _backend_parse(row: Row, rules: str) -> Outcome:
     }
 
 
-def _per_kind_parse(row: Row, rules: str) -> Outcome:
+def _per_kind_parse(row: Row, platform: Platform) -> Outcome:
     try:
         wishes = AttentionConfig(backend_per_kind=row["value"])
     except ConfigError:
@@ -82,10 +82,10 @@ def _per_kind_parse(row: Row, rules: str) -> Outcome:
     return {"parsed": parsed, "error": None}
 
 
-def _per_kind_select(row: Row, rules: str) -> Outcome:
+def _per_kind_select(row: Row, platform: Platform) -> Outcome:
     wanted, per_kind = row["global_backend"], row["backend_per_kind"]
     selection = ask(
-        platform_of(row, rules),
+        platform,
         _LAYERS[row["layer"]],
         backend=wanted,
         backend_per_kind=per_kind,

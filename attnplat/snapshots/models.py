@@ -11,6 +11,7 @@ from collections.abc import Callable
 from attnplat.config.layer import BlockSparseConfig, IndexerConfig, MhaConfig, SparseMlaConfig
 from attnplat.config.names import Feature
 from attnplat.config.run import RunContext
+from attnplat.platforms.platform import Platform
 from attnplat.snapshots.kind import (
     Kind,
     Outcome,
@@ -19,7 +20,6 @@ from attnplat.snapshots.kind import (
     ask,
     chosen_name,
     error_of,
-    platform_of,
     refused,
 )
 
@@ -44,19 +44,19 @@ def minimax_family(name: str) -> str:
     return "msa" if "MSA" in folded else "triton"
 
 
-def decide_minimax(row: Row, rules: str) -> Outcome:
+def decide_minimax(row: Row, platform: Platform) -> Outcome:
     """Which kernels MiniMax-M3's indexer, or its block-sparse attention, uses."""
     main = row["rule"] == "minimax_m3_main"
-    return _minimax_main(row, rules) if main else _minimax_indexer(row, rules)
+    return _minimax_main(row, platform) if main else _minimax_indexer(row, platform)
 
 
-def _minimax_indexer(row: Row, rules: str) -> Outcome:
+def _minimax_indexer(row: Row, platform: Platform) -> Outcome:
     wanted = "fp8" if row["indexer_kv_dtype"] == "fp8_e4m3" else row["indexer_kv_dtype"]
     config = IndexerConfig(
         head_size=_MINIMAX_HEAD_SIZE, model_type=_MINIMAX, topk=row["topk_blocks"]
     )
     selection = ask(
-        platform_of(row, rules),
+        platform,
         config,
         RunContext(tp_size=row["tp"]),
         indexer_kv_dtype=wanted,
@@ -71,7 +71,7 @@ def _minimax_indexer(row: Row, rules: str) -> Outcome:
     }
 
 
-def _minimax_main(row: Row, rules: str) -> Outcome:
+def _minimax_main(row: Row, platform: Platform) -> Outcome:
     # The model turns `auto` into its own dtype before it asks.
     kv_cache_dtype = "bfloat16" if row["kv_cache_dtype"] == "auto" else row["kv_cache_dtype"]
     config = BlockSparseConfig(
@@ -81,7 +81,7 @@ def _minimax_main(row: Row, rules: str) -> Outcome:
         model=_MINIMAX,
         topk_blocks=row["topk_blocks"],
     )
-    selection = ask(platform_of(row, rules), config)
+    selection = ask(platform, config)
     name = chosen_name(selection)
     family = name and minimax_family(name)
     if family == "msa" and kv_cache_dtype == "nvfp4":
@@ -111,7 +111,7 @@ _V4_FAMILIES = (
 )
 
 
-def decide_v4(row: Row, rules: str) -> Outcome:
+def decide_v4(row: Row, platform: Platform) -> Outcome:
     """Which kernels a layer of DeepSeek-V4 or V4.1 uses."""
     config = SparseMlaConfig(
         head_size=_V4_ROW,
@@ -125,7 +125,6 @@ def decide_v4(row: Row, rules: str) -> Outcome:
         o_groups=row["o_groups"],
     )
     run = RunContext(tp_size=row["tp"], pcp_size=2 if row["pcp"] else 1)
-    platform = platform_of(row, rules)
     selection = ask(platform, config, run, backend=row["requested"])
     name = chosen_name(selection)
     return {
@@ -145,7 +144,7 @@ def _v4_layer(name: str, major: int | None) -> str:
     return "flashinfer_sm120" if major == 12 else "flashinfer"
 
 
-def decide_diffkv(row: Row, rules: str) -> Outcome:
+def decide_diffkv(row: Row, platform: Platform) -> Outcome:
     """Which backend a layer uses whose values are of another width than its keys."""
     config = MhaConfig(
         head_size=row.get("head_size", _KEY_SIZE),
@@ -154,7 +153,7 @@ def decide_diffkv(row: Row, rules: str) -> Outcome:
         # The model's code asks so even where the two happen to be equal.
         also_needs=frozenset({Feature.V_HEAD_SIZE}),
     )
-    selection = ask(platform_of(row, rules), config)
+    selection = ask(platform, config)
     return {"selected": chosen_name(selection), "error": error_of(selection, None)}
 
 

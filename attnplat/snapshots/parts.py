@@ -7,6 +7,7 @@ from typing import Any
 from attnplat.config.layer import IndexerConfig, MhaConfig, MlaPrefillConfig, StateConfig
 from attnplat.config.names import AttnType, Role
 from attnplat.config.run import RunContext
+from attnplat.platforms.platform import Platform
 from attnplat.snapshots.kind import (
     Kind,
     Outcome,
@@ -15,7 +16,6 @@ from attnplat.snapshots.kind import (
     ask,
     chosen_name,
     error_of,
-    platform_of,
     refused,
 )
 
@@ -30,7 +30,7 @@ _STATE_KINDS = {
 _INDEX_HEAD_SIZE = 128
 
 
-def decide_prefill(row: Row, rules: str) -> Outcome:
+def decide_prefill(row: Row, platform: Platform) -> Outcome:
     """Which backend prefills an MLA layer of the given dimensions."""
     dims, requested = row["mla_dims"], row["requested"]
     config = MlaPrefillConfig(
@@ -41,11 +41,11 @@ def decide_prefill(row: Row, rules: str) -> Outcome:
         v_head_size=dims["v_head_dim"],
     )
     run = RunContext(batch_invariant=row["batch_invariant"])
-    selection = ask(platform_of(row, rules), config, run, mla_prefill_backend=requested)
+    selection = ask(platform, config, run, mla_prefill_backend=requested)
     return {"selected": chosen_name(selection), "error": error_of(selection, requested)}
 
 
-def decide_vision(row: Row, rules: str) -> Outcome:
+def decide_vision(row: Row, platform: Platform) -> Outcome:
     """Which backend a vision tower's layer uses."""
     requested = row["requested"]
     config = MhaConfig(
@@ -55,22 +55,22 @@ def decide_vision(row: Row, rules: str) -> Outcome:
         attn_type=AttnType.ENCODER_ONLY,
         role=Role.VISION,
     )
-    selection = ask(platform_of(row, rules), config, backend=requested)
+    selection = ask(platform, config, backend=requested)
     return {"selected": chosen_name(selection), "error": error_of(selection, requested)}
 
 
-def decide_state(row: Row, rules: str) -> Outcome:
+def decide_state(row: Row, platform: Platform) -> Outcome:
     """Which backend a recurrent layer uses."""
     kind = _STATE_KINDS.get(row["mamba_type"])
     if kind is None:
         return {"selected": None, "error": "no_class"}
     config = StateConfig(head_size=1, state_kind=kind)
     run = RunContext(batch_invariant=row["batch_invariant"])
-    selection = ask(platform_of(row, rules), config, run)
+    selection = ask(platform, config, run)
     return {"selected": chosen_name(selection), "error": error_of(selection, None)}
 
 
-def decide_indexer(row: Row, rules: str) -> Outcome:
+def decide_indexer(row: Row, platform: Platform) -> Outcome:
     """Which format the cache of DeepSeek's sparse indexer has."""
     config = IndexerConfig(
         head_size=_INDEX_HEAD_SIZE,
@@ -78,7 +78,7 @@ def decide_indexer(row: Row, rules: str) -> Outcome:
         sparse_logits=row["indexer_sparse_logits"],
     )
     run = RunContext(dcp_size=2 if row["dcp"] else 1, pcp_size=2 if row["pcp"] else 1)
-    selection = ask(platform_of(row, rules), config, run, indexer_kv_dtype=row["requested"])
+    selection = ask(platform, config, run, indexer_kv_dtype=row["requested"])
     assert selection is not None
     resolved: Any = selection.config
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnplat.platforms.platform import Platform
 from attnplat.platforms.selection import Selection
 from attnplat.snapshots.codes import NO_CLASS, codes_of
 from attnplat.snapshots.kind import (
@@ -12,16 +13,15 @@ from attnplat.snapshots.kind import (
     ask,
     chosen_name,
     error_of,
-    platform_of,
     refused,
 )
 from attnplat.snapshots.layers import case_of
 
 
-def decide_selection(row: Row, rules: str) -> Outcome:
+def decide_selection(row: Row, platform: Platform) -> Outcome:
     """The outcome fields of an ordinary selection."""
     case, requested = case_of(row), row["requested"]
-    selection = ask(platform_of(row, rules), case.config, case.run, **case.wishes)
+    selection = ask(platform, case.config, case.run, **case.wishes)
     listed = selection if selection is not None and selection.requested is None else None
     return {
         "selected": chosen_name(selection),

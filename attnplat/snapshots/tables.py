@@ -1,6 +1,6 @@
 """The kinds of recorded table: how the kind of a row is told.
 
-Each kind is a `Kind` value. `decide` answers the outcome fields of a row under a rule set;
+Each kind is a `Kind` value. `decide` answers the outcome fields of a row on a platform;
 `agrees` compares those that a check compares. Everything else of a row is passed through.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -221,7 +222,7 @@ def relative_error(
     scale = expected if scale is None else scale
     starts = batch.query_start_loc.tolist()
     worst = 0.0
-    for first, last in zip(starts, starts[1:], strict=False):
+    for first, last in itertools.pairwise(starts):
         if first == last:
             continue
         gap = (out[first:last].double() - expected[first:last].double()).pow(2).sum((0, 2)).sqrt()

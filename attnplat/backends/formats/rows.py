@@ -18,7 +18,7 @@ from attnplat.backends.formats.element_codec import (
 )
 from attnplat.backends.formats.elements import E4M3FN, Element, Integer, Minifloat
 from attnplat.backends.formats.facts import SMALLEST_NORMAL, Format, Scale, ScalePlace
-from attnplat.backends.formats.scales import divide, read_scales, store_scales
+from attnplat.backends.formats.scales import divide, quotient, read_scales, store_scales
 from attnplat.config.names import Dtype
 from attnplat.errors import PlanMismatchError, UnsupportedCallError
 
@@ -173,7 +173,7 @@ def amax_scale(format: Format, x: torch.Tensor, *, per_head: bool = False) -> to
     amax = magnitude.amax(dim=(0, 2)) if per_head else magnitude.amax().reshape(1)
     scaled_scales = format.scale is not None and format.scale.factor
     reach = format.element.headroom * (E4M3FN.headroom if scaled_scales else 1.0)
-    return (amax / reach).clamp(min=SMALLEST_NORMAL)
+    return quotient(amax, reach).clamp(min=SMALLEST_NORMAL)
 
 
 def _check_rows(

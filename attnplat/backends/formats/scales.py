@@ -35,7 +35,7 @@ def store_scales(
         exponent = power_of_two(amax.clamp(min=floor), element.headroom)
         return _store_exponent(scale.dtype, exponent, wrong)
     # Divided by what codes reach, then by the caller's scale, rounding to float32 each time.
-    ratio = amax / element.headroom
+    ratio = quotient(amax, element.headroom)
     if factor is not None:
         ratio = divide(ratio, factor)
     if scale.dtype is ScaleDtype.E4M3FN:
@@ -78,6 +78,15 @@ def power_of_two(amax: torch.Tensor, largest: float) -> torch.Tensor:
     return exponent - base + (mantissa > limit).int()
 
 
+def quotient(x: torch.Tensor, by: float) -> torch.Tensor:
+    """x / by, rounded once.
+
+    By a tensor on x's device: torch multiplies by the reciprocal of a number on CUDA, which
+    rounds twice.
+    """
+    return x / torch.full_like(x, by)
+
+
 def divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """x / scale in float32; 0 where the scale is 0, which decodes everything to 0."""
     zero = scale == 0
@@ -97,7 +106,7 @@ def _range_words(tiles: torch.Tensor) -> torch.Tensor:
     # Zero is always in the range, so that it is stored exactly.
     low, high = tiles.amin(dim=-1).clamp(max=0.0), tiles.amax(dim=-1).clamp(min=0.0)
     # Two quotients: the difference of the largest floats is infinite.
-    width = (high / 15 - low / 15).clamp(min=SMALLEST_NORMAL)
+    width = (quotient(high, 15.0) - quotient(low, 15.0)).clamp(min=SMALLEST_NORMAL)
     words = width.masked_fill(~width.isfinite(), math.nan).view(torch.int32)
     words = words & ~ZERO_POINT_BITS
     zero_point = (-low / words.view(torch.float32)).round().clamp(0, 15).nan_to_num(nan=0.0)

@@ -14,6 +14,7 @@ import torch
 
 from attnplat.backends.batch import PageTable
 from attnplat.backends.interface import Call
+from attnplat.backends.tensors import to_device
 from attnplat.errors import ConfigError
 
 
@@ -74,8 +75,8 @@ def look_up(pages: PageTable, requests: list[int], logical: torch.Tensor) -> tor
             f"{int(first[row]) + width - 1}"
         )
     device = pages.block_table.device
-    request = torch.tensor(requests, dtype=torch.int64).to(device)[:, None]
-    blocks = pages.block_table[request, column.to(device)].long()
+    request = to_device(torch.tensor(requests, dtype=torch.int64), device)[:, None]
+    blocks = pages.block_table[request, to_device(column, device)].long()
     if device.type == "cpu" and bool((blocks < 0).any()):
         row = int((blocks < 0).any(1).int().argmax())
         raise ConfigError(

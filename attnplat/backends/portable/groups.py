@@ -16,6 +16,7 @@ from attnplat.backends.form import AttentionForm
 from attnplat.backends.portable.dense import TileMask
 from attnplat.backends.portable.gather import look_up
 from attnplat.backends.portable.masks import HostMasks, Queries, queries_of, visible_keys
+from attnplat.backends.tensors import to_device
 
 FOLDED_ROWS = 16
 """Longest query whose group's heads become rows of one head. Folding reads each key once for
@@ -24,7 +25,7 @@ all heads (half the time at 4 rows, equal at 16 on the machine tried), and copie
 TILE_ROWS = 512
 """Query rows of a tile. Smaller tiles skip more hidden keys, larger ones run fewer calls."""
 
-PADDED_ELEMENTS = 1 << 18
+PADDED_ELEMENTS = 1 << 17
 """Key and value elements that may be padded for a request to join a group. Copying and
 multiplying so many in vain takes about as long as the fixed cost of one more call does, some
 150 us on the machine tried."""
@@ -205,7 +206,9 @@ class Grouping:
             size=size,
             query_len=query_len,
             first_request=r,
-            rows=slice(first[0], first[0] + query_len) if lone else index.flatten().to(device),
+            rows=slice(first[0], first[0] + query_len)
+            if lone
+            else to_device(index.flatten(), device),
             blocks=self._blocks(members, logical),
             start=start,
             num_keys=stop - start,
@@ -243,7 +246,7 @@ class Grouping:
         if not bool(dead.any()):
             return logical, None
         request, place = dead.nonzero(as_tuple=True)
-        return logical, (request.to(self.batch.device), place.to(self.batch.device))
+        return logical, (to_device(request, self.batch.device), to_device(place, self.batch.device))
 
     def _reader(
         self,
@@ -260,7 +263,7 @@ class Grouping:
         positions = torch.where(empty, seq_len, positions)[:, start:stop]
         return Reader(
             queries=queries_of(self.form.mask, self.batch, self.lengths, members),
-            positions=positions.to(self.batch.device),
+            positions=to_device(positions, self.batch.device),
         )
 
     def _blocks(self, members: list[int], logical: torch.Tensor) -> torch.Tensor:
@@ -269,7 +272,7 @@ class Grouping:
             return look_up(self.pages, members, logical)
         starts = self.batch.kv_starts(self.lengths)
         rows = torch.tensor([starts[r] for r in members])[:, None] + logical
-        return rows.to(self.batch.device)
+        return to_device(rows, self.batch.device)
 
     # Tiles ---------------------------------------------------------------------------------
 

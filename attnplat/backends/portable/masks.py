@@ -18,6 +18,7 @@ import torch
 
 from attnplat.backends.batch import Batch, HostLengths
 from attnplat.backends.form import MaskRules
+from attnplat.backends.tensors import to_device
 
 OPEN = 1 << 40
 """Stands for a window so wide that it hides nothing; keeps sums inside int64."""
@@ -234,4 +235,4 @@ def _base_span(rules: MaskRules, first: int, last: int, causal: bool) -> tuple[i
 
 
 def _column(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(device)[:, None, None]
+    return to_device(torch.tensor(values, dtype=torch.int64), device)[:, None, None]

@@ -16,6 +16,7 @@ from attnplat.backends.interface import AttentionImpl, Call, Plan, Schedule
 from attnplat.backends.portable.features import PORTABLE_OPERATIONS, REFERENCE_FEATURES
 from attnplat.backends.portable.gather import highest_block, look_up, planes_of
 from attnplat.backends.portable.masks import HostMasks, Queries, queries_of, visible_keys
+from attnplat.backends.tensors import to_device
 from attnplat.backends.workspace import Workspace
 
 _NEG_INF = float("-inf")
@@ -92,17 +93,17 @@ class ReferenceImpl(AttentionImpl):
         none = torch.empty(0, dtype=torch.int64)
         positions = torch.cat([none, *(torch.arange(a, b) for a, b in spans)])
         if pages is None:
-            blocks = (positions + batch.kv_starts(lengths)[r]).to(self.device)
+            blocks = to_device(positions + batch.kv_starts(lengths)[r], self.device)
             offsets = torch.zeros_like(blocks)
         else:
             blocks = look_up(pages, [r], positions[None] // pages.block_size)[0]
-            offsets = (positions % pages.block_size).to(self.device)
+            offsets = to_device(positions % pages.block_size, self.device)
         return Request(
             number=r,
             first_row=lengths.query_start[r],
             last_row=lengths.query_start[r + 1],
             queries=queries_of(self.form.mask, batch, lengths, [r]),
-            positions=positions.to(self.device),
+            positions=to_device(positions, self.device),
             blocks=blocks,
             offsets=offsets,
         )

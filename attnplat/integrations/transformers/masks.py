@@ -242,7 +242,7 @@ def _structure(call: _MaskCall) -> tuple[MaskRules | None, Layout | None]:
 def _key_spans(call: _MaskCall) -> list[Span] | None:
     """(first, end) of the keys that padding leaves, per batch row; None where it has holes."""
     padding = call.padding
-    if padding is None:
+    if padding is None or padding.is_meta:
         return [(0, call.num_keys)] * call.batch_size
     padding = padding.cpu()
     count = padding.sum(-1)
@@ -286,7 +286,7 @@ def _rules_of(call: _MaskCall, starts: list[int]) -> MaskRules | None:
     a rule of chunks is followed only where the model counts them from there, too.
     """
     function = call.mask_function
-    if call.traced or _reads_tables(function):
+    if call.traced or call.device.type == "meta" or _reads_tables(function):
         return None
     if function is causal_mask_function:
         return MaskRules(causal=True)

@@ -10,7 +10,7 @@ cache may be something else (a compressed latent), what it hands to attention ne
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -32,7 +32,7 @@ from attnplat.integrations.transformers.kernels import Kernels
 from attnplat.integrations.transformers.keywords import STEP
 from attnplat.integrations.transformers.layers import layer_config, own_rules
 from attnplat.integrations.transformers.masks import StructuredMask
-from attnplat.integrations.transformers.verify import verify, watched
+from attnplat.integrations.transformers.verify import verify, watched, zeros
 
 
 class PagedLayer(CacheLayerMixin):
@@ -253,7 +253,7 @@ class PagedModel:
         self.kernels = Kernels(attention)
         self.num_blocks = num_blocks
         self._parameters = _forward_parameters(model)
-        asked = _ask_layers(model, self._cache_argument(), self._parameters)
+        asked = _ask_layers(model, self._cache_argument())
         self.layers = self._set_up(asked, block_size)
         self.block_size = next(iter(self.layers.values())).cache.spec.block_size
         self._workspaces: dict[PlanKey, Workspace] = {}
@@ -350,16 +350,59 @@ class _Seen:
     config: MhaConfig
 
 
-def _ask_layers(
-    model: PreTrainedModel, cache: dict[str, PagedCache], parameters: frozenset[str]
-) -> dict[int, _Seen]:
+def _ask_layers(model: PreTrainedModel, cache: dict[str, PagedCache]) -> dict[int, _Seen]:
     """What each layer asks for, from a forward of two tokens in which nothing is attended to."""
-    _check_takes_keywords(model, parameters)
     report = verify(model)
-    if not report.ok:
-        raise UnsupportedCallError(f"paged decoding needs every attention layer: {report}")
-    seen: dict[int, _Seen] = {}
-    token = torch.object()
+    if report.problem or report.bypassed or not report.dispatched:
+        raise UnsupportedCallError(f"the model cannot run paged: {report}")
+    token, seen = object(), dict[int, _Seen]()
+
+    def watch(call: DenseCall) -> torch.Tensor:
+        if call.keywords.step is not token:
+            raise UnsupportedCallError(
+                f"{type(call.module).__name__} does not hand the keyword {STEP} on to its "
+                "attention function; run the model densely"
+            )
+        if (index := _index(call.module)) in seen:
+            raise UnsupportedCallError(
+                f"layer {index} attends twice in one forward, and a paged cache has one place for "
+                "it; run the model densely"
+            )
+        asked = Asked.of(call)
+        config = layer_config(
+            call.module,
+            call.query,
+            call.key,
+            call.value,
+            rules=asked.rules,
+            scaling=call.scaling,
+            keywords=call.keywords,
+        )
+        seen[index] = _Seen(asked, config)
+        return zeros(call)
+
+    row = torch.arange(1, 3, device=model.device)[None]
+    keywords = {STEP: token, **cache}
+    with watched(model, watch), torch.inference_mode():
+        model(input_ids=row, position_ids=row, use_cache=True, **keywords)
+    return seen
+
+
+def _forward_parameters(model: PreTrainedModel) -> frozenset[str]:
+    """The names that the model's forward takes.
+
+    Raises UnsupportedCallError for a model that cannot take a paged step.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    further = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    names = frozenset(parameters)
+    missing = {"input_ids", "position_ids"} - names
+    if not further or missing or not names & {"cache", "past_key_values"}:
+        raise UnsupportedCallError(
+            f"{type(model).__name__} cannot run paged: its forward must take input_ids, "
+            "position_ids, a cache, and further keywords; run it densely"
+        )
+    return names
 
 
 def _index(module: nn.Module) -> int:

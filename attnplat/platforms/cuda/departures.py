@@ -24,6 +24,9 @@ _SPARSE = SPARSE_MLA | BLOCK_SPARSE
 _LAST = frozenset({"TORCH_SDPA", "REFERENCE"})
 
 
+UNCHECKED = "a kernel that is not there fails at the first step of a model, not at the choice"
+
+
 def _without_last(row: Preference) -> tuple[str | Ranked, ...]:
     return tuple(member for member in row.order if member not in _LAST)
 
@@ -33,6 +36,8 @@ def _without_last(row: Preference) -> tuple[str | Ranked, ...]:
 
 def is_deepseek_v4_family(config: Any, world: World) -> bool:
     """A layer of DeepSeek-V4 or V4.1: its model's code chooses, not the selector."""
+    if config.operation not in SPARSE_MLA:
+        return False
     return rules.is_deepseek_v4(config, world) or rules.is_deepseek_v41(config, world)
 
 
@@ -63,7 +68,7 @@ def _one_list(dense: tuple[str, ...], rows: tuple[Preference, ...]) -> tuple[Pre
     )
 
 
-LATENT_BLACKWELL = _one_list(
+_LATENT_BLACKWELL = _one_list(
     (
         "FLASHINFER_MLA",
         "TOKENSPEED_MLA",
@@ -78,15 +83,16 @@ LATENT_BLACKWELL = _one_list(
         ours.BLACKWELL_SPARSE,
     ),
 )
-(LATENT_CONSUMER,) = _one_list(("TRITON_MLA",), (ours.CONSUMER_SPARSE,))
+_LATENT_CONSUMER = _one_list(("TRITON_MLA",), (ours.CONSUMER_SPARSE,))
 # Every other device, Hopper or not, has Hopper's list.
-LATENT_ORDINARY = tuple(
+_LATENT_ORDINARY = tuple(
     replace(row, on={})
     for row in _one_list(
         ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA"),
         (ours.HOPPER_SPARSE_512, ours.HOPPER_SPARSE),
     )
 )
+LATENT_ROWS = (*_LATENT_CONSUMER, *_LATENT_BLACKWELL, *_LATENT_ORDINARY)
 
 # Block-sparse layers of no known model get the lists of ordinary attention --------------------
 

@@ -89,14 +89,17 @@ def lacks_packed_decode(config: Any, world: World) -> bool:
     return world.device.major == 12 and not world.inventory.usable("flashinfer_sparse_sm120")
 
 
-def sparse_logits_lack_a_kernel(config: Any, world: World) -> bool:
-    """Logits only where a key can be chosen, without what their kernels need."""
-    if not getattr(config, "sparse_logits", False):
-        return False
+def is_lone_datacenter_blackwell(world: World) -> bool:
+    """Compute capability 10 without context parallelism."""
     run = world.run
     alone = (run.dcp_size or 1) == 1 and (run.pcp_size or 1) == 1
-    fits = config.indexer_kv_dtype == "mxfp4" and is_datacenter_blackwell(world) and alone
-    return not fits
+    return alone and is_datacenter_blackwell(world)
+
+
+def is_sparse_logits_of_fp8(config: Any, world: World) -> bool:
+    """Logits only where a key can be chosen, from another index cache than mxfp4."""
+    wanted = getattr(config, "sparse_logits", False) and is_lone_datacenter_blackwell(world)
+    return wanted and config.indexer_kv_dtype != "mxfp4"
 
 
 def has_no_mega_groups(config: Any, world: World) -> bool:

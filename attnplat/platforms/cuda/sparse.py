@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnplat.backends.backend import Backend, GraphSupport, Package, Rule
-from attnplat.backends.limits import Between, Cases, Either, MultipleOf, OneOf, Required
+from attnplat.backends.limits import Anything, Between, Cases, Either, MultipleOf, OneOf, Required
 from attnplat.backends.portable.catalog import (
     BF16,
     BLOCK_SPARSE,
@@ -407,6 +407,9 @@ DEEPGEMM_INDEXER = Backend(
         "indexer_kv_dtype": Cases(
             (is_datacenter_blackwell, OneOf("fp8", "mxfp4")), otherwise=OneOf("fp8")
         ),
+        "sparse_logits": Cases(
+            (rules.is_lone_datacenter_blackwell, Anything()), otherwise=OneOf(False)
+        ),
     },
     features=PAGED | {Feature.DCP, Feature.PCP},
     on={"capability": majors(9, 10)},
@@ -414,9 +417,8 @@ DEEPGEMM_INDEXER = Backend(
     forbids=(
         Rule(
             "indexer_sparse_logits",
-            rules.sparse_logits_lack_a_kernel,
-            "sparse logits need an mxfp4 index cache on compute capability 10, without context "
-            "parallelism",
+            rules.is_sparse_logits_of_fp8,
+            "sparse logits need an mxfp4 index cache",
             IndexerConfig(head_size=128, indexer_kv_dtype="fp8", sparse_logits=True),
         ),
     ),

@@ -10,7 +10,7 @@ from attnplat.backends.formats.elements import E2M1, E4M3FN, E4M3FNUZ, E5M2, INT
 from attnplat.backends.formats.facts import FORMATS, Format, format_of
 from attnplat.backends.formats.index_pages import IndexPageOrder, read_rows, write_rows
 from attnplat.backends.formats.pages import Pages, PageShape
-from attnplat.backends.formats.rows import decode_rows, encode_rows
+from attnplat.backends.formats.rows import amax_scale, decode_rows, encode_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -95,6 +95,15 @@ def test_pages(format: Format) -> None:
         pages.write(k, v, slots.to(device), k_scale=moved, v_scale=moved)
         pools.append(pages.pool.cpu())
     assert torch.equal(*pools)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_computed_scales(per_head: bool) -> None:
+    for name in ("fp8_e4m3fn", "fp8_e4m3fnuz", "nvfp4"):
+        format = format_of(name)
+        x = rows_of(format)
+        scale = amax_scale(format, x, per_head=per_head)
+        assert torch.equal(amax_scale(format, x.cuda(), per_head=per_head).cpu(), scale)
 
 
 def test_index_pages() -> None:

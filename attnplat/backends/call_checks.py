@@ -1,0 +1,262 @@
+"""The checks that every implementation makes of a call before it does any work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from attnplat.backends.batch import Batch, HostLengths, PageTable
+from attnplat.backends.checks import FLOATS, Size, at_least, check_tensor
+from attnplat.backends.form import AttentionForm
+from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec, Slots
+from attnplat.backends.plan import Plan, PlanKey
+from attnplat.config.layer import LayerConfig
+from attnplat.errors import HostLengthsNeededError, PlanMismatchError, UnsupportedCallError
+
+NewKV = tuple[torch.Tensor, torch.Tensor | None]
+"""(k, v) of a call; v is None where values are inside keys."""
+
+
+class CallChecks:
+    """What `AttentionImpl` refuses, by looking at headers and at what the config declared.
+
+    Nothing here looks at values on a device, except where `Plan.validate` asks for it.
+    """
+
+    name: ClassVar[str]
+    needs_host_lengths: ClassVar[bool]
+    config: LayerConfig
+    device: torch.device
+    form: AttentionForm
+    dtype: torch.dtype
+    plan_key: PlanKey
+
+    if TYPE_CHECKING:
+
+        def kv_cache_spec(
+            self, block_size: int | None = None, layout: KVCacheLayout | str | None = None
+        ) -> KVCacheSpec: ...
+
+    def _check(
+        self,
+        name: str,
+        tensor: torch.Tensor | None,
+        shape: tuple[Size, ...],
+        dtype: torch.dtype | tuple[torch.dtype, ...],
+        *,
+        rows_matter: bool = False,
+    ) -> None:
+        check_tensor(
+            name,
+            tensor,
+            shape=shape,
+            dtype=dtype,
+            device=self.device,
+            contiguous_rows=rows_matter,
+        )
+
+    def _check_key(self, plan: Plan) -> None:
+        if plan.key == self.plan_key:
+            return
+        mine, theirs = self.plan_key, plan.key
+        names = [n for n in mine.__dataclass_fields__ if getattr(mine, n) != getattr(theirs, n)]
+        told = "; ".join(f"{n} {getattr(theirs, n)} against {getattr(mine, n)}" for n in names)
+        raise PlanMismatchError(f"the plan was made for another kind of layer: {told}")
+
+    def _check_batch(self, batch: Batch) -> None:
+        if batch.device != self.device:
+            raise PlanMismatchError(f"the batch is on {batch.device}; expected {self.device}")
+        for name in ("causal", "ranges", "prefix_lens", "tree_mask"):
+            if getattr(batch, name) is not None and name not in self.form.batch_masks:
+                raise UnsupportedCallError(
+                    f"batch.{name} is given and the layer's config does not declare it; declare "
+                    f"its feature, or plan with batch.replace({name}=None)"
+                )
+        if self.form.needs_prefix_lens and batch.prefix_lens is None:
+            raise UnsupportedCallError(
+                "the layer's config declares rswa; the batch must carry prefix_lens (0 for none)"
+            )
+
+    def _lengths(self, batch: Batch) -> HostLengths | None:
+        try:
+            return batch.host_lengths()
+        except HostLengthsNeededError:
+            if self.needs_host_lengths:
+                raise
+            return None
+
+    def _check_pages(
+        self, batch: Batch, pages: PageTable, lengths: HostLengths | None
+    ) -> Slots | None:
+        if not self.config.has_kv_cache:
+            raise UnsupportedCallError(
+                f"a {self.config.kind.value} layer keeps no KV cache; plan without pages and "
+                "call forward(..., kv=(k, v))"
+            )
+        self._check("pages.block_table", pages.block_table, (batch.num_reqs, None), torch.int32)
+        if lengths is not None and pages.first_block is None:
+            room = pages.block_table.shape[1] * pages.block_size
+            if (longest := max(lengths.seq_lens, default=0)) > room:
+                raise PlanMismatchError(
+                    f"pages.block_table has room for {room} tokens a request; seq_lens go up to "
+                    f"{longest}"
+                )
+        slots = pages.slot_mapping
+        if slots is None:
+            return None
+        # Cross attention writes encoder tokens, whose rows are not the batch's query rows.
+        own = self.form.self_attention
+        self._check("pages.slot_mapping", slots, (batch.num_tokens if own else None,), torch.int64)
+        return Slots.of(slots, batch.query_start_loc[-1] if own else None)
+
+    def _first_keys(self, batch: Batch) -> list[int]:
+        start, lens = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
+        rules = self.form.mask
+        open_mask = not self.form.batch_masks and not rules.static_sink_tokens
+        return [
+            rules.first_key(n - (start[r + 1] - start[r])) if open_mask else 0
+            for r, n in enumerate(lens)
+        ]
+
+    def _check_source(
+        self,
+        plan: Plan,
+        cache: KVCache | None,
+        kv: NewKV | None,
+    ) -> None:
+        if plan.pages is not None:
+            if cache is None:
+                raise UnsupportedCallError("the plan has pages; forward needs the cache they index")
+            self._check_cache(cache, plan.pages)
+            self._check_blocks(plan, cache)
+            if kv is not None:
+                self._check_new_kv(cache, plan.pages, plan.slots, kv)
+            return
+        if cache is not None:
+            raise UnsupportedCallError("the plan was made without pages; plan(batch, pages) for it")
+        if kv is None:
+            raise UnsupportedCallError("the plan has no pages; forward needs kv=(k, v)")
+        rows: int | range | None = None
+        if plan.lengths is not None:
+            starts = plan.batch.kv_starts(plan.lengths)
+            ends = [a + n for a, n in zip(starts, plan.lengths.seq_lens, strict=True)]
+            rows = at_least(max(ends, default=0))
+        self._check_kv(kv, rows)
+
+    def _check_cache(self, cache: KVCache, pages: PageTable | None) -> None:
+        if pages is None:
+            raise UnsupportedCallError("the plan was made without pages; plan(batch, pages) for it")
+        have, want = cache.spec, self.kv_cache_spec(pages.block_size, cache.spec.layout)
+        if have != want:
+            names = [n for n in want.__dataclass_fields__ if getattr(have, n) != getattr(want, n)]
+            told = ", ".join(f"{n} {getattr(have, n)}, not {getattr(want, n)}" for n in names)
+            raise PlanMismatchError(f"the cache's spec does not fit layer and pages: it has {told}")
+        if cache.device != self.device:
+            raise PlanMismatchError(f"the cache is on {cache.device}; expected {self.device}")
+
+    def _check_blocks(self, plan: Plan, cache: KVCache) -> None:
+        highest = plan.schedule.highest_block
+        if highest is not None and highest >= cache.num_blocks:
+            raise PlanMismatchError(
+                f"pages.block_table names block {highest}; the cache has {cache.num_blocks}"
+            )
+        if plan.validate and plan.pages is not None:
+            plan.pages.validate(
+                plan.batch, num_blocks=cache.num_blocks, first_keys=self._first_keys(plan.batch)
+            )
+
+    def _check_new_kv(
+        self,
+        cache: KVCache,
+        pages: PageTable,
+        slots: Slots | None,
+        kv: NewKV,
+    ) -> None:
+        if slots is None or pages.slot_mapping is None:
+            raise UnsupportedCallError(
+                "new keys and values were given and pages.slot_mapping is None; give each its slot"
+            )
+        room = cache.num_blocks * pages.block_size
+        if slots.highest is not None and slots.highest >= room:
+            raise PlanMismatchError(
+                f"pages.slot_mapping names slot {slots.highest}; the cache has {room}"
+            )
+        self._check_kv(kv, len(pages.slot_mapping))
+
+    def _check_kv(self, kv: NewKV, rows: int | range | None) -> None:
+        k, v = kv
+        form = self.form
+        shape = (rows, form.num_kv_heads, form.head_size)
+        self._check("k", k, shape, self.dtype, rows_matter=True)
+        if form.values_in_keys:
+            if v is not None:
+                raise UnsupportedCallError(
+                    "v is given; this layer's values are inside k: pass None"
+                )
+            return
+        shape = (k.shape[0], form.num_kv_heads, form.v_head_size)
+        self._check("v", v, shape, self.dtype, rows_matter=True)
+
+    def _check_options(self, plan: Plan, given: dict[str, torch.Tensor | None]) -> None:
+        """Each optional tensor is given if and only if declared, and its header is right."""
+        form = self.form
+        declared = {
+            "sinks": form.sinks,
+            "alibi_slopes": form.alibi,
+            "position_bias": form.position_bias,
+            "topk_indices": form.mask.topk is not None,
+        }
+        for name, tensor in given.items():
+            if tensor is not None and not declared[name]:
+                raise UnsupportedCallError(
+                    f"{name} is given and the layer's config does not declare it; declare it, so "
+                    "that selection can ask the backend for it"
+                )
+            if tensor is None and declared[name]:
+                raise UnsupportedCallError(f"the layer's config declares {name}, and none is given")
+        for name in ("sinks", "alibi_slopes"):
+            if given[name] is not None:
+                self._check(name, given[name], (form.num_heads,), FLOATS)
+        if given["topk_indices"] is not None:
+            shape = (at_least(plan.batch.num_tokens), None)
+            self._check("topk_indices", given["topk_indices"], shape, torch.int32)
+        if (bias := given["position_bias"]) is not None:
+            self._check("position_bias", bias, self._bias_shape(plan, bias), FLOATS)
+
+    def _bias_shape(self, plan: Plan, bias: torch.Tensor) -> tuple[Size, ...]:
+        queries, keys = plan.batch.max_query_len, plan.batch.max_seq_len
+        if (lengths := plan.lengths) is not None:
+            queries = max(map(lengths.query_len, range(len(lengths.seq_lens))), default=0)
+            keys = max(lengths.seq_lens, default=0)
+        shape = (self.form.num_heads, at_least(queries), at_least(keys))
+        return (plan.batch.num_reqs, *shape) if bias.dim() == 4 else shape
+
+    def _check_rows(
+        self,
+        plan: Plan,
+        q: torch.Tensor,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+    ) -> None:
+        """The tensors with a row per query."""
+        form, rows = self.form, at_least(plan.batch.num_tokens)
+        self._check("q", q, (rows, form.num_heads, form.head_size), self.dtype, rows_matter=True)
+        if out is not None:
+            shape = (rows, form.num_heads, form.v_head_size)
+            self._check("out", out, shape, self.dtype, rows_matter=True)
+        if lse is not None:
+            self._check("lse", lse, (rows, form.num_heads), torch.float32)
+        if (return_lse or lse is not None) and not form.lse:
+            raise UnsupportedCallError(
+                "the log-sum-exp is asked for and the layer's config does not declare it; add "
+                "Feature.LSE to also_needs"
+            )
+
+    def _refuse_gradients(self, *tensors: torch.Tensor | None) -> None:
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+            raise UnsupportedCallError(
+                f"{self.name} computes no gradients and an input requires them; call it under "
+                "torch.inference_mode() or torch.no_grad()"
+            )

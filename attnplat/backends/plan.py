@@ -1,0 +1,94 @@
+"""How one step runs: the plan that layers share, and the tensors of one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
+from attnplat.backends.form import MaskRules
+from attnplat.backends.formats.encodings import Encoding
+from attnplat.backends.kv_cache import KVCache, Slots
+from attnplat.backends.workspace import Workspace
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanKey:
+    """All that a schedule depends on besides batch and pages. Equal keys share a plan."""
+
+    name: str
+    device: str
+    mask: MaskRules
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    v_head_size: int
+    dtype: str
+    encoding: Encoding
+    traits: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule:
+    """A backend's private part of a plan; each subclasses it.
+
+    `highest_block` is the largest block id the schedule reads, where the host knows it.
+    """
+
+    highest_block: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """How one step's batch runs through every layer of one plan key.
+
+    Read-only: it may run on many layers, many times, in any order, but not on two threads or
+    streams at once, as its runs share a workspace. The device tensors of its batch and pages
+    must stay alive and unchanged until the last run has been enqueued.
+
+    Attributes:
+        key: the `plan_key` of the layers it is for.
+        batch, pages: what it was made from; no pages means keys and values come with the call.
+        lengths: the exact lengths, where the host has them.
+        slots: where new tokens are written; None when this step writes none.
+        bounds: the limits that `update` must keep, or None.
+        validate: whether values are looked at, too.
+        workspace: the caller's, or None.
+        schedule: the backend's own part.
+    """
+
+    key: PlanKey
+    batch: Batch
+    pages: PageTable | None
+    lengths: HostLengths | None
+    slots: Slots | None
+    bounds: BatchBounds | None
+    validate: bool
+    workspace: Workspace | None
+    schedule: Schedule
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """The checked tensors of one `forward`, as a backend receives them.
+
+    Attributes:
+        q: [num_tokens or more, num_heads, head_size].
+        cache: the layer's cache, or None: then `k` and `v` hold the keys and values.
+        k, v: [rows, num_kv_heads, head_size | v_head_size]; None when a cache has them.
+        sinks, alibi_slopes, position_bias, topk_indices: as given to `forward`, or None.
+        out: [num_tokens or more, num_heads, v_head_size], to be written.
+        lse: float32 [num_tokens or more, num_heads], to be written, or None.
+    """
+
+    q: torch.Tensor
+    cache: KVCache | None
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    sinks: torch.Tensor | None
+    alibi_slopes: torch.Tensor | None
+    position_bias: torch.Tensor | None
+    topk_indices: torch.Tensor | None
+    out: torch.Tensor
+    lse: torch.Tensor | None

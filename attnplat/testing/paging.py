@@ -1,0 +1,209 @@
+"""Where a scene's tokens are in a paged cache, and the memory of that cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from attnplat.backends.batch import PageTable
+from attnplat.backends.interface import AttentionImpl
+from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec
+from attnplat.testing.scenes import Arrangement, Scene
+from attnplat.testing.truth import Request
+
+GAP = 3
+"""Elements of poison behind each row of a spread cache."""
+
+
+def new_positions(scene: Scene, request: Request) -> range:
+    """Positions of the tokens that this step writes: an encoder's all, else the queries'."""
+    first = 0 if scene.cross else max(0, request.seq_len - request.query_len)
+    return range(first, request.seq_len)
+
+
+@dataclass(frozen=True, eq=False)
+class Paging:
+    """Physical blocks of a scene, and what its tables say."""
+
+    scene: Scene
+    how: Arrangement
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Blocks that each request needs."""
+        return [-(-n // self.how.block_size) for n in self.scene.seq_lens]
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Blocks of the cache."""
+        if self.how.blocks is not None:
+            return self.how.num_blocks
+        return sum(self.counts) + self.how.spare
+
+    @cached_property
+    def _order(self) -> list[int]:
+        order = list(range(self.num_blocks))
+        random.Random(self.how.order).shuffle(order)
+        return order
+
+    @cached_property
+    def blocks(self) -> list[list[int]]:
+        """Physical blocks of each request."""
+        if self.how.blocks is not None:
+            return [list(row) for row in self.how.blocks]
+        rest = iter(self._order)
+        return [[next(rest) for _ in range(count)] for count in self.counts]
+
+    @property
+    def tail(self) -> int:
+        """What table entries hold that must not be read."""
+        if self.how.tail != "spare":
+            return self.how.tail
+        return self._order[-1] if self.how.blocks is None and self.how.spare else -1
+
+    @cached_property
+    def reached(self) -> list[list[bool]]:
+        """Whether any query may read each block of each request."""
+        found = []
+        size = self.how.block_size
+        for request, count in zip(self.scene.requests, self.counts, strict=True):
+            keys = self.scene.reach(request).tolist()
+            found.append([any(keys[b * size : (b + 1) * size]) for b in range(count)])
+        return found
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """The first block in each row of the table."""
+        if not self.how.rolling:
+            return [0] * len(self.blocks)
+        return [row.index(True) if True in row else 0 for row in self.reached]
+
+    def table(self, device: torch.device) -> PageTable:
+        """The page table, with columns and rows to spare."""
+        how, pad = self.how, self.how.padding_requests
+        width = max(
+            [c - f for c, f in zip(self.counts, self.firsts, strict=True)], default=0
+        ) + how.columns
+        rows = [[self.tail] * width for _ in range(len(self.blocks) + pad)]
+        for r, own in enumerate(self.blocks):
+            for b, block in enumerate(own):
+                column = b - self.firsts[r]
+                if column >= 0 and (self.reached[r][b] or how.blocks is not None):
+                    rows[r][column] = block
+        table = torch.tensor(rows, dtype=torch.int32).reshape(len(rows), width)
+        first = torch.tensor([*self.firsts, *[0] * pad], dtype=torch.int32)
+        return PageTable(
+            block_table=table.to(device),
+            block_size=how.block_size,
+            slot_mapping=None if how.write == "done" else self.slots().to(device),
+            first_block=first.to(device) if how.rolling else None,
+        )
+
+    def slots(self) -> torch.Tensor:
+        """The slot of every token that this step writes, int64."""
+        slots = [
+            self.slot(r, position)
+            for r, request in enumerate(self.scene.requests)
+            for position in new_positions(self.scene, request)
+        ]
+        padding = 0 if self.scene.cross else self.how.padding
+        return torch.tensor([*slots, *[self.how.padding_slots] * padding], dtype=torch.int64)
+
+    def slot(self, request: int, position: int) -> int:
+        """Where one token is: block * block_size + offset."""
+        size = self.how.block_size
+        return self.blocks[request][position // size] * size + position % size
+
+    def homes(self, *, new: bool) -> Iterator[tuple[int, list[int], list[int]]]:
+        """(request, positions, slots) of tokens to store: the step's new ones, or the others.
+
+        Others in blocks that no query may read are left out, unless the caller chose blocks.
+        """
+        size = self.how.block_size
+        for r, request in enumerate(self.scene.requests):
+            written = new_positions(self.scene, request) if self.how.write != "done" else range(0)
+            if new:
+                positions = list(written)
+            else:
+                positions = [
+                    p
+                    for p in range(request.seq_len)
+                    if p not in written
+                    and (self.how.blocks is not None or self.reached[r][p // size])
+                ]
+            yield r, positions, [self.slot(r, p) for p in positions]
+
+
+@dataclass(frozen=True, eq=False)
+class PagedMemory:
+    """The planes of a cache: each its memory and its view [blocks, heads, tokens, elements]."""
+
+    cache: KVCache
+    planes: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def allocate(cls, paging: Paging, impl: AttentionImpl, device: torch.device) -> PagedMemory:
+        """Fresh memory, all poison, in the format `impl` wants."""
+        how = paging.how
+        spec = impl.kv_cache_spec(how.block_size, how.layout)
+        sizes = {"k": spec.head_size, "v": spec.v_head_size}
+        if spec.values_in_keys:
+            del sizes["v"]
+        made = {
+            name: plane(spec, paging.num_blocks, size, how, device) for name, size in sizes.items()
+        }
+        views = {name: view for name, (_, view) in made.items()}
+        cache = KVCache(k=views["k"], v=views.get("v"), spec=spec)
+        return cls(cache, {n: (m, by_block(v, spec.layout)) for n, (m, v) in made.items()})
+
+    def fill(self, paging: Paging) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Store the scene's tokens; (name, memory, what it must hold after the step)."""
+        scene, found = paging.scene, []
+        for name, (memory, view) in self.planes.items():
+            rows = [scene.stored(r.k if name == "k" else _values(r)) for r in scene.requests]
+            _store(view, rows, paging, new=False)
+            memory_now = memory.clone()
+            _store(view, rows, paging, new=True)
+            expected = memory.clone()
+            memory.copy_(memory_now)
+            found.append((name, memory, expected))
+        return found
+
+
+def plane(
+    spec: KVCacheSpec, num_blocks: int, size: int, how: Arrangement, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One plane's memory and the layer's view of it, axes in the layout's order."""
+    sizes = {"L": how.layers, "B": num_blocks, "H": spec.num_kv_heads, "N": spec.block_size}
+    gap = GAP if how.spread else 0
+    letters = spec.layout.value
+    shape = [sizes.get(letter, size + gap) for letter in letters]
+    count = 1
+    for n in shape:
+        count *= n
+    poison = 0.0 if how.poison is None else how.poison
+    memory = torch.full((count + how.offset,), poison, dtype=spec.dtype, device=device)
+    pool = memory[how.offset :].view(shape)
+    return memory, pool.select(letters.index("L"), how.layers - 1)[..., :size]
+
+
+def by_block(view: torch.Tensor, layout: KVCacheLayout) -> torch.Tensor:
+    """A layer's view as [blocks, heads, tokens, elements]."""
+    letters = layout.value.replace("L", "")
+    return view.permute([letters.index(axis) for axis in "BHNC"])
+
+
+def _values(request: Request) -> torch.Tensor:
+    assert request.v is not None
+    return request.v
+
+
+def _store(view: torch.Tensor, rows: list[torch.Tensor], paging: Paging, *, new: bool) -> None:
+    size = paging.how.block_size
+    for request, positions, slots in paging.homes(new=new):
+        where = torch.tensor(slots, dtype=torch.int64, device=view.device)
+        view[where // size, :, where % size] = rows[request][positions].to(view.device)

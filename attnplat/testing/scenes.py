@@ -1,0 +1,190 @@
+"""Scenes: what one call of one layer means, apart from how it lies in memory.
+
+A scene is dense and on the CPU. `Arrangement` is the rest: pages, strides, padding, who
+allocates what. No result may depend on an arrangement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding, resolve_encoding
+from attnplat.config.layer import LayerConfig, MhaConfig
+from attnplat.config.names import AttnType
+from attnplat.testing.truth import Answer, Request, Rules, Sight, attend, rules_of
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scene:
+    """One layer and the requests of one step.
+
+    Attributes:
+        config: the layer, head counts known.
+        requests: the requests, in order.
+        sinks, alibi_slopes: [num_heads], or None.
+        note: what is special about it, for messages.
+        encoding: the stored format where the config's word does not say it alone.
+    """
+
+    config: LayerConfig
+    requests: tuple[Request, ...]
+    sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+    note: str = ""
+    encoding: Encoding | None = None
+
+    def __str__(self) -> str:
+        lens = [(r.query_len, r.seq_len) for r in self.requests[:6]]
+        more = " ..." if len(self.requests) > 6 else ""
+        words = [self.note] if self.note else []
+        words.append(f"(query, keys) {lens}{more}")
+        words.append(", ".join(f"{k}={v}" for k, v in self.config.to_dict().items()))
+        return "; ".join(words)
+
+    def replace(self, **changes: Any) -> Scene:
+        """A copy with fields changed."""
+        return replace(self, **changes)
+
+    def reordered(self, order: Sequence[int]) -> Scene:
+        """The same requests (or some of them) in another order."""
+        return replace(self, requests=tuple(self.requests[r] for r in order))
+
+    @property
+    def rules(self) -> Rules:
+        """The layer's rules."""
+        return rules_of(self.config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The activations' dtype."""
+        found = getattr(torch, str(self.config.dtype))
+        assert isinstance(found, torch.dtype)
+        return found
+
+    @property
+    def query_lens(self) -> list[int]:
+        """Query rows of each request."""
+        return [r.query_len for r in self.requests]
+
+    @property
+    def seq_lens(self) -> list[int]:
+        """Keys of each request."""
+        return [r.seq_len for r in self.requests]
+
+    @property
+    def num_rows(self) -> int:
+        """Query rows of all requests."""
+        return sum(self.query_lens)
+
+    @property
+    def cross(self) -> bool:
+        """Whether keys are an encoder's."""
+        config = self.config
+        return isinstance(config, MhaConfig) and config.attn_type == AttnType.ENCODER_DECODER
+
+    @property
+    def stored_encoding(self) -> Encoding:
+        """How the cache stores keys and values."""
+        if self.encoding is not None:
+            return self.encoding
+        word = self.config.kv_cache_dtype if self.config.has_kv_cache else None
+        return resolve_encoding(word, self.config.operation, dtype=self.config.dtype)
+
+    def stored(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Keys or values as numbers of the cache's dtype."""
+        encoding = self.stored_encoding
+        assert encoding in PLAIN_ENCODINGS
+        return tensor.to(getattr(torch, encoding.value))
+
+    @cached_property
+    def answers(self) -> tuple[Answer, ...]:
+        """What each request must give."""
+        rules = self.rules
+        sinks = None if self.sinks is None else self.sinks.double().tolist()
+        slopes = None if self.alibi_slopes is None else self.alibi_slopes.double().tolist()
+        found = []
+        for request in self.requests:
+            k = self.stored(request.k).double()
+            v = k[..., : rules.v_head_size] if request.v is None else self.stored(request.v)
+            found.append(attend(rules, request, k, v.double(), sinks, slopes))
+        return tuple(found)
+
+    def reach(self, request: Request) -> torch.Tensor:
+        """Whether any row of the request could see each key by its place."""
+        return Sight(self.rules, request).in_reach()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """How a scene lies in memory and is called.
+
+    Attributes:
+        paged: keys come from a cache's pages, else dense with the call. Layers that keep no
+            cache are always dense.
+        block_size, layout: the cache's.
+        order: seed of the physical order of blocks.
+        spare: blocks that belong to nobody, full of poison.
+        blocks: the physical blocks themselves, one tuple a request; may repeat.
+        num_blocks: blocks of the cache where `blocks` are given.
+        rolling: tables begin at the first block that a query sees (`first_block`).
+        columns: table columns beyond those needed.
+        tail: what entries that must not be read hold: an id, or `spare` for a poisoned block.
+        poison: what fills all that must not be read; None fills it with 0.
+        padding: padding rows of q, k, v, out and lse.
+        padding_requests: empty requests at the end.
+        spread: gaps of poison between heads and between rows of every tensor.
+        fused: q, k and v are slices of one tensor.
+        offset: elements by which tensors start off an aligned address.
+        layers: the cache is one of so many in one pool, the last.
+        write: new tokens are in the cache (`done`), come with the call (`fused`), or go
+            through write_kv first (`first`).
+        padding_slots: what slot_mapping says of padding rows.
+        out: allocated by the call, or given.
+        lse: returned, given, or given as a transposed slice.
+        validate: look at values.
+        slack: added to the host's bounds on lengths.
+    """
+
+    paged: bool = True
+    block_size: int = 16
+    layout: str = "HND"
+    order: int = 0
+    spare: int = 2
+    blocks: tuple[tuple[int, ...], ...] | None = None
+    num_blocks: int = 0
+    rolling: bool = False
+    columns: int = 2
+    tail: int | Literal["spare"] = "spare"
+    poison: float | None = NAN
+    padding: int = 0
+    padding_requests: int = 0
+    spread: bool = False
+    fused: bool = False
+    offset: int = 0
+    layers: int = 1
+    write: Literal["done", "fused", "first"] = "done"
+    padding_slots: int = -1
+    out: Literal["allocated", "given"] = "given"
+    lse: Literal["returned", "given", "transposed"] = "returned"
+    validate: bool = False
+    slack: int = 0
+
+    def replace(self, **changes: Any) -> Arrangement:
+        """A copy with fields changed."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        plain = Arrangement()
+        told = [
+            f"{name}={getattr(self, name)!r}"
+            for name in self.__dataclass_fields__
+            if repr(getattr(self, name)) != repr(getattr(plain, name))
+        ]
+        return ", ".join(told) or "plain arrangement"

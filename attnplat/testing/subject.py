@@ -1,0 +1,130 @@
+"""What is under test: an implementation, the library functions above it, and its limits."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from attnplat.backends.backend import Backend
+from attnplat.backends.checks import same_device
+from attnplat.backends.formats.encodings import Encoding, resolve_encoding
+from attnplat.backends.interface import AttentionImpl
+from attnplat.config.backend_names import parse_backend
+from attnplat.config.layer import LayerConfig
+from attnplat.config.names import Feature
+from attnplat.errors import ConfigError, UnknownNameError
+from attnplat.ops import merge
+from attnplat.platforms import platform_for
+from attnplat.platforms.world import World
+
+
+@dataclass(frozen=True)
+class Library:
+    """The functions above the kernels that the suite runs, too."""
+
+    merge_states: Callable[..., tuple[torch.Tensor, torch.Tensor]] = merge.merge_states
+    apply_sinks: Callable[..., tuple[torch.Tensor, torch.Tensor]] = merge.apply_sinks
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An implementation on a device.
+
+    Attributes:
+        name: what reports call it.
+        impl: the class.
+        device: where it runs.
+        declared: its declarations, resolved for `world`, one an operation; none for a class
+            that no catalog knows.
+        world: the machine, as selection sees it.
+        library: the functions above the kernels.
+    """
+
+    name: str
+    impl: type[AttentionImpl]
+    device: torch.device
+    declared: tuple[Backend, ...] = ()
+    world: World | None = None
+    library: Library = field(default_factory=Library)
+
+    def replace(self, **changes: Any) -> Subject:
+        """A copy with fields changed."""
+        return replace(self, **changes)
+
+    def refusal(self, config: LayerConfig, encoding: Encoding | None = None) -> str | None:
+        """Why it says that it does not run such a layer, or None: then it must run it."""
+        impl = self.impl
+        if config.operation not in impl.operations:
+            return f"runs {', '.join(sorted(impl.operations))}, not {config.operation.value}"
+        if missing := config.needs - impl.features:
+            return f"does not take {', '.join(sorted(missing))}"
+        if encoding is None:
+            word = config.kv_cache_dtype if config.has_kv_cache else None
+            encoding = resolve_encoding(word, config.operation, dtype=config.dtype)
+        if encoding not in impl.encodings:
+            return f"does not store {encoding.value}"
+        for backend in self.declared:
+            if config.operation in backend.serves and self.world is not None:
+                reasons = backend.refuse(config, self.world)
+                return str(reasons[0]) if reasons else None
+        return None
+
+
+def subject_of(what: str | type[AttentionImpl], device: str = "cpu") -> Subject:
+    """A backend by name, `module:Class`, or a class, on a device of this machine.
+
+    Raises:
+        UnknownNameError: a name that no backend of the device's platform has.
+        ConfigError: a backend without an adapter, or a class that is no implementation.
+        DeviceError: no such device here.
+    """
+    if isinstance(what, str) and ":" not in what:
+        return _catalogued(what, device)
+    return _foreign(what, device)
+
+
+def _catalogued(name: str, device: str) -> Subject:
+    platform = platform_for(device)
+    canonical = str(parse_backend(name))
+    world = platform.world()
+    found = [b for b in platform.tables.catalog if b.name == canonical]
+    if not found:
+        known = {b.name for b in platform.tables.catalog if b.loads}
+        raise UnknownNameError(f"backend of {platform.name} with an adapter", name, known)
+    able = [b for b in found if b.loads is not None]
+    if not able:
+        raise ConfigError(f"{canonical} has no adapter yet, so there is nothing to check")
+    return Subject(
+        name=canonical,
+        impl=able[0].load(),
+        device=same_device(platform.torch_device),
+        declared=tuple(b.resolve(world) for b in able),
+        world=world,
+    )
+
+
+def _foreign(what: str | type[AttentionImpl], device: str) -> Subject:
+    if isinstance(what, str):
+        module, _, attribute = what.partition(":")
+        try:
+            what = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{what!r} cannot be loaded: {error}") from error
+    if not (inspect.isclass(what) and issubclass(what, AttentionImpl)):
+        raise ConfigError(f"{what!r} is no AttentionImpl; expected module:Class of one")
+    if inspect.isabstract(what):
+        raise ConfigError(f"{what.__name__} is abstract; it must implement _schedule and _attend")
+    platform = platform_for(device)
+    return Subject(
+        name=what.__name__, impl=what, device=same_device(platform.torch_device)
+    )
+
+
+def gives_lse(subject: Subject) -> bool:
+    """Whether calls may ask for the log-sum-exp."""
+    return Feature.LSE in subject.impl.features

@@ -1,0 +1,78 @@
+// What the parts of the library share: a task, and the functions that each instruction set brings.
+//
+// Plain data and declarations only. Units for different instruction sets include this, and a
+// function defined here would be compiled for each: the linker could keep one that this machine
+// cannot run.
+#pragma once
+
+#include <stdint.h>
+
+#include "attnplat_cpu.h"
+
+namespace attnplat_cpu {
+
+// Keys of one request that are computed together at least; pieces begin at its multiples.
+constexpr int64_t kPieceKeys = 512;
+
+// Rows of one request and kv head against keys [begin, end).
+//
+// Rows are query tokens times the heads of a group: row = token * group_size + head in group,
+// token counted from the request's first. A request's rows by keys may be cut into `pieces`,
+// whose results are folded in order once the last of them is done.
+struct Task {
+  int32_t request;
+  int32_t kv_head;
+  int32_t first_row;
+  int32_t last_row;
+  int32_t begin;
+  int32_t end;
+  int32_t piece;
+  int32_t pieces;
+  int32_t fold;   // number of the result; only for pieces > 1
+  int32_t few;    // the request has few rows: kernels that read pages in place pay
+  int64_t partial; // of piece 0, in floats from tensors.partials
+};
+
+// Floats that one row of a piece takes: its maximum, its sum and its values.
+inline constexpr int64_t partial_row(int64_t v_head_size) { return v_head_size + 2; }
+
+// Floats that one piece takes.
+inline constexpr int64_t partial_piece(int64_t rows, int64_t v_head_size) {
+  return (rows * partial_row(v_head_size) + 15) / 16 * 16;
+}
+
+struct Kernels {
+  const char *name;
+  // Most rows of one task, and rows of a request up to which it counts as having few.
+  int32_t (*block_rows)(const attnplat_cpu_plan *plan);
+  int32_t (*few_rows)(const attnplat_cpu_plan *plan);
+  // Scratch that tasks of one thread use one after the other.
+  int64_t (*scratch_bytes)(const attnplat_cpu_plan *plan, const Task *tasks, int64_t count);
+  // Before the first and after the last task of a thread.
+  void (*enter)(void);
+  void (*leave)(void);
+  // Attends; writes out and lse, or the piece's partial.
+  void (*attend)(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
+                 const Task *task, void *scratch);
+  // Folds the pieces of the task's result and writes out and lse.
+  void (*fold)(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
+               const Task *task, void *scratch);
+  uint64_t (*read)(const void *data, int64_t bytes);
+};
+
+#define ATTNPLAT_DECLARE_ISA(isa) \
+  namespace isa {                 \
+  extern const Kernels kKernels;  \
+  }
+ATTNPLAT_DECLARE_ISA(scalar)
+ATTNPLAT_DECLARE_ISA(avx2)
+ATTNPLAT_DECLARE_ISA(avx512)
+ATTNPLAT_DECLARE_ISA(avx512_bf16)
+ATTNPLAT_DECLARE_ISA(amx)
+ATTNPLAT_DECLARE_ISA(neon)
+ATTNPLAT_DECLARE_ISA(neon_bf16)
+
+// Whether this processor and its system run the instruction set (cpu.cpp).
+bool machine_runs(const char *isa);
+
+}  // namespace attnplat_cpu

@@ -1,0 +1,148 @@
+"""Recorded decisions of another engine, decided again under its rule set.
+
+Every row is decided once. Then each declared difference is left out in turn: some row must
+come out otherwise, or the difference says nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnplat.platforms import PLATFORMS
+from attnplat.platforms.differences import Difference
+from attnplat.platforms.platform import Platform
+from attnplat.platforms.rules import differences_of, platform_under, under
+from attnplat.snapshots.check import read_cases
+from attnplat.snapshots.kind import Kind, platform_of
+from attnplat.snapshots.tables import KINDS, kind_of
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+THEIRS = "vllm-0.33"
+LEAST_AGREEMENT = 0.999
+# A difference of these subjects may show in a row that does not name its backend.
+SUBJECTS_OF_ALL = ("exists", "order", "accepts")
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """A recorded row, and what attnplat decides under the same rules."""
+
+    kind: Kind
+    row: dict[str, Any]
+    outcome: dict[str, Any]
+    agrees: bool
+
+    @property
+    def cell(self) -> str:
+        row = self.row
+        return f"{self.kind.name}:{row['platform']}:{row['arch']}:{row['profile']}"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every backend that the row or the outcome names."""
+        found = {self.row.get("requested"), self.outcome.get("selected")}
+        found |= {self.outcome.get("backend"), *self.outcome.get("valid", ())}
+        return frozenset(found | set(self.outcome.get("rejected", ())))
+
+    def comes_out_otherwise(self, platform: Platform) -> bool:
+        """Whether a platform's decision differs from the recorded one."""
+        return not self.kind.agrees(self.kind.decide(self.row, platform), self.row)
+
+
+@cache
+def decided() -> tuple[Decided, ...]:
+    return tuple(_decide_all())
+
+
+def _decide_all() -> Iterator[Decided]:
+    for path in sorted(GOLDEN.glob("*.jsonl.gz")):
+        for row in read_cases(path):
+            kind = kind_of(row)
+            outcome = kind.decide(row, platform_of(row, THEIRS))
+            yield Decided(kind, dict(row), outcome, kind.agrees(outcome, row))
+
+
+@cache
+def mixed() -> tuple[Decided, ...]:
+    """All rows, those of different sorts in turn: what a difference changes is found soon."""
+    sorts: defaultdict[tuple[Any, ...], list[Decided]] = defaultdict(list)
+    for case in decided():
+        row = case.row
+        sort = (case.kind.name, row.get("rule"), row.get("tag"), row.get("requested"))
+        sorts[sort].append(case)
+    turns = zip_longest(*sorts.values())
+    return tuple(case for turn in turns for case in turn if case is not None)
+
+
+@cache
+def by_name() -> dict[str, list[Decided]]:
+    """Backend -> the rows that name it, those that ask for it first."""
+    found: defaultdict[str, list[Decided]] = defaultdict(list)
+    for case in sorted(mixed(), key=lambda case: case.row.get("requested") is None):
+        for name in case.names:
+            found[name].append(case)
+    return found
+
+
+def test_every_kind_of_table_is_there():
+    assert {case.kind.name for case in decided()} == {kind.name for kind in KINDS}
+
+
+def test_each_table_agrees_on_each_device_and_profile():
+    rows = Counter(case.cell for case in decided())
+    agree = Counter(case.cell for case in decided() if case.agrees)
+    assert len({cell.split(":", 1)[1] for cell in rows}) == 49
+    below = {cell: f"{agree[cell]} of {n}" for cell, n in rows.items() if agree[cell] < n * LEAST_AGREEMENT}
+    assert not below
+
+
+def test_explicit_requests_agree_without_exception():
+    asked = [case for case in decided() if case.row.get("requested") is not None]
+    assert len(asked) > 10_000
+    assert [case.row for case in asked if not case.agrees] == []
+
+
+DIFFERENCES = [(platform, d) for platform in PLATFORMS for d in differences_of(platform)]
+
+
+def _label(platform: str, difference: Difference) -> str:
+    theirs = difference.theirs
+    named = f"[{theirs.__name__}]" if callable(theirs) and hasattr(theirs, "__name__") else ""
+    operation = f"({difference.operation})" if difference.operation else ""
+    return f"{platform}:{'+'.join(difference.backends) or '*'}{operation}:{difference.subject}{named}"
+
+
+def _rows_to_ask(platform: str, difference: Difference) -> list[Decided]:
+    if difference.subject.partition(".")[0] not in SUBJECTS_OF_ALL:
+        return [case for name in difference.backends for case in by_name()[name]]
+    return [case for case in mixed() if case.row["platform"] == platform]
+
+
+@pytest.mark.parametrize(
+    ("platform", "difference"), DIFFERENCES, ids=[_label(p, d) for p, d in DIFFERENCES]
+)
+def test_leaving_out_a_difference_changes_a_decision(platform, difference):
+    without: dict[tuple[str, str, str], Platform] = {}
+    for case in _rows_to_ask(platform, difference):
+        row = case.row
+        device = (row["platform"], row["arch"], row["profile"])
+        if device not in without:
+            ours = platform_under("attnplat", *device)
+            without[device] = under(THEIRS, ours, without=difference)
+        if case.agrees and case.comes_out_otherwise(without[device]):
+            return
+    pytest.fail("no recorded decision depends on it: it is dead, or says what another one says")
+
+
+def test_a_difference_says_what_attnplat_does_and_why():
+    for _, difference in DIFFERENCES:
+        assert difference.ours and difference.because
+        assert difference.source.startswith("vLLM 0.33")
