@@ -7,7 +7,9 @@ A block reads
     ...
     ```
 
-`--check` fails when a block differs from the command's output; `--write` rewrites it.
+Some files are the output of one command from first line to last; `FILES` lists them.
+
+`--check` fails when a block or file differs from the command's output; `--write` rewrites it.
 Commands run from the repository root, as on a machine of which nothing is known but the
 arguments; only those in `PROGRAMS` may be named.
 """
@@ -27,6 +29,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = {
     "attnplat": [sys.executable, "-m", "attnplat"],
     "make": ["make", "--no-print-directory"],
+}
+FILES = {
+    "docs/backends.md": "attnplat backends --markdown",
+    "docs/selection-differences.md": "attnplat backends --differences --markdown",
 }
 BLOCK = re.compile(
     r"^(?P<head><!-- generated: (?P<command>[^\n]+?) -->\n```[a-z]*\n)(?P<body>.*?)(?P<tail>^```$)",
@@ -71,9 +77,11 @@ def main() -> int:
     mode.add_argument("--write", action="store_true")
     options = parser.parse_args()
     stale = total = 0
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        before = path.read_text(encoding="utf-8")
-        after, count = regenerate(before)
+    whole = [ROOT / name for name in FILES]
+    for path in sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *whole}):
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        command = FILES.get(path.relative_to(ROOT).as_posix())
+        after, count = (run(command), 0) if command else regenerate(before)
         if before.count("<!-- generated:") != count:
             raise SystemExit(f"generated: {path.name} has a marker without a fenced block")
         total += count

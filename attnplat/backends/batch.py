@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import torch
 
-from attnplat.backends.checks import at_least, check_tensor, demand
+from attnplat.backends.checks import at_least, check_tensor, demand, to_device
 from attnplat.backends.pages import PageCsr, PageTable, grown
-from attnplat.backends.tensors import to_device
 from attnplat.errors import ConfigError, HostLengthsNeededError, UnsupportedCallError
 
 __all__ = [

@@ -16,11 +16,11 @@ import torch
 
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
 from attnplat.backends.call_checks import CallChecks, NewKV
+from attnplat.backends.checks import same_device, torch_dtype
 from attnplat.backends.form import form_of
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding, resolve_encoding
 from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec, Slots
 from attnplat.backends.plan import Call, Plan, PlanKey, Schedule
-from attnplat.backends.tensors import same_device, torch_dtype
 from attnplat.backends.workspace import Workspace
 from attnplat.config.layer import LayerConfig
 from attnplat.config.names import Feature, Operation, parse_name

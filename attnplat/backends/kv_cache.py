@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from attnplat.backends.batch import PageTable
-from attnplat.backends.checks import check_tensor
+from attnplat.backends.checks import check_tensor, to_device, torch_dtype
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding
-from attnplat.backends.tensors import to_device, torch_dtype
 from attnplat.config.names import parse_name
 from attnplat.errors import ConfigError, UnknownNameError
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from attnplat.backends.checks import check_tensor, demand
-from attnplat.backends.tensors import to_device
+from attnplat.backends.checks import check_tensor, demand, to_device
 from attnplat.errors import ConfigError, HostLengthsNeededError
 
 if TYPE_CHECKING:

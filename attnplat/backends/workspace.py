@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from attnplat.backends.tensors import same_device
+from attnplat.backends.checks import same_device
 from attnplat.errors import WorkspaceTooSmallError
 
 ALIGNMENT = 256

@@ -13,6 +13,9 @@ from attnplat.platforms.feature_tables import (
     COLUMNS,
     FURTHER,
     Table,
+    backends_document,
+    differences_document,
+    differences_table,
     feature_tables,
     priority_table,
 )
@@ -26,11 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--further", action="store_true", help="the further features instead")
     parser.add_argument("--preferences", action="store_true", help="what is preferred, and why")
+    parser.add_argument(
+        "--differences", action="store_true", help="where vLLM 0.33 decides otherwise, and why"
+    )
+    parser.add_argument("--markdown", action="store_true", help="the whole page of docs/")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the tables asked for."""
+    if args.markdown:
+        print(differences_document() if args.differences else backends_document(), end="")
+        return EXIT_OK
     tables = _tables(args)
     if args.json:
         print(json.dumps([_as_dict(t) for t in tables], indent=2))
@@ -45,6 +55,8 @@ def _tables(args: argparse.Namespace) -> list[Table]:
     platforms = [args.platform] if args.platform else list(PLATFORMS)
     if args.preferences:
         return [priority_table(p) for p in platforms]
+    if args.differences:
+        return [differences_table(p) for p in platforms]
     columns = FURTHER if args.further else COLUMNS
     found = [t for p in platforms for t in feature_tables(p, columns)]
     if args.operation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -128,7 +128,7 @@ class ForeignBackends(Mapping[str, str]):
     ) -> None:
         self._own = own
         self._departures = departures
-        self._others = tuple(p for p in PLATFORMS if p != own)
+        self._found: dict[str, Tables] = {}
 
     def under(self, departures: Callable[[str, Tables], Tables]) -> ForeignBackends:
         """The same backends, changed by another rule set."""
@@ -136,31 +136,36 @@ class ForeignBackends(Mapping[str, str]):
 
     def find(self, name: str, operation: Operation) -> Backend | None:
         """The other platforms' backend of that name, for `operation` where it is declared so."""
-        if name not in self:
+        owner = self.get(name)
+        if owner is None:
             return None
-        return self._tables[self[name]].find(name, operation)
-
-    @cached_property
-    def _tables(self) -> dict[str, Tables]:
-        plain = {p: Tables(_module(p, "catalog").CATALOG, ()) for p in self._others}
-        plain[ELSEWHERE] = Tables(elsewhere.CATALOG, ())
-        return {p: self._departures(p, tables) for p, tables in plain.items()}
-
-    @cached_property
-    def _owners(self) -> dict[str, str]:
-        found = {b.name: owner for owner, t in self._tables.items() for b in t.catalog}
-        for owner in reversed(self._others):
-            found |= {b.name: owner for b in self._tables[owner].catalog}
-        return found
+        if name not in self._found:
+            entries = tuple(b for b in _catalog_of(owner) if b.name == name)
+            self._found[name] = self._departures(owner, Tables(entries, ()))
+        return self._found[name].find(name, operation)
 
     def __getitem__(self, backend: str) -> str:
-        return self._owners[backend]
+        return _owners_beside(self._own)[backend]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._owners)
+        return iter(_owners_beside(self._own))
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(_owners_beside(self._own))
+
+
+@cache
+def _owners_beside(own: str) -> dict[str, str]:
+    """Backend -> the first of the other platforms that declares it."""
+    others = [*(p for p in PLATFORMS if p != own), ELSEWHERE]
+    return {b.name: owner for owner in reversed(others) for b in _catalog_of(owner)}
+
+
+def _catalog_of(owner: str) -> tuple[Backend, ...]:
+    if owner == ELSEWHERE:
+        return elsewhere.CATALOG
+    catalog: tuple[Backend, ...] = _module(owner, "catalog").CATALOG
+    return catalog
 
 
 def _module(platform: str, part: str) -> Any:

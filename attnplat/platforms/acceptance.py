@@ -23,7 +23,7 @@ ACCEPTANCE_RULES = {
     "request_ignored": "a request is dropped before anything is asked of it",
     "request_replaced": "a request that does not fit is replaced by the automatic choice",
     "request_unvalidated": "a request that the layer's row names is used without any check",
-    "automatic_unvalidated": "the automatic order is used without any check",
+    "row_unvalidated": "a row, and a request that it names, are used without any check",
     "packed_kv_fallback": "in a packed-KV run, a request refused for its cache alone is replaced",
     "cache_asked_of_all": "layers without a KV cache are asked for what concerns one",
     "parts_apart": "a layer's parts are chosen apart; one may be missing",

@@ -83,10 +83,14 @@ class Difference:
 def tables_under(tables: Tables, differences: Iterable[Difference], device: DeviceInfo) -> Tables:
     """`tables` with every difference that concerns `device` applied."""
     concerned = [d for d in differences if d.applies_to(device)]
+    about: dict[str, list[Difference]] = {}
+    for difference in concerned:
+        for name in difference.backends:
+            about.setdefault(name, []).append(difference)
     catalog: list[Backend] = []
     for backend in tables.catalog:
         changed: Backend | None = backend
-        for difference in concerned:
+        for difference in about.get(backend.name, ()):
             if changed is not None and _is_about(difference, backend):
                 changed = _apply(difference, changed)
         if changed is not None:
@@ -101,8 +105,7 @@ def tables_under(tables: Tables, differences: Iterable[Difference], device: Devi
 
 
 def _is_about(difference: Difference, backend: Backend) -> bool:
-    same = backend.name in difference.backends
-    return same and (difference.operation is None or difference.operation in backend.serves)
+    return difference.operation is None or difference.operation in backend.serves
 
 
 def _rows(differences: Iterable[Difference]) -> tuple[Preference, ...]:

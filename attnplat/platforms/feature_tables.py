@@ -14,6 +14,7 @@ from attnplat.backends.backend import MARK_MEANINGS, Backend, GraphSupport
 from attnplat.backends.limits import Anything, Cases, Limit
 from attnplat.config.names import AttnType, Feature, Operation
 from attnplat.platforms import PLATFORMS, tables_for
+from attnplat.platforms.rules import differences_of
 from attnplat.platforms.selection import Preference, Ranked
 
 Words = Callable[[Backend], str]
@@ -192,4 +193,35 @@ def backends_document() -> str:
                 further = " (further features)" if columns is FURTHER else ""
                 titled = Table(table.title + further, table.headers, table.rows)
                 lines += ["", titled.to_markdown()]
+    return "\n".join(lines) + "\n"
+
+
+def differences_table(platform: str) -> Table:
+    """Where other rule sets depart from a platform's tables."""
+    rows = [
+        (
+            ", ".join(d.backends) or "all",
+            d.subject,
+            "; ".join(f"{name} {in_words(limit)}" for name, limit in d.where.items()) or "all",
+            d.ours,
+            d.because,
+            d.source,
+        )
+        for d in differences_of(platform)
+    ]
+    headers = ("backend", "subject", "devices", "attnplat", "because", "their source")
+    return Table(f"{platform}: differences", headers, tuple(rows))
+
+
+def differences_document() -> str:
+    """The whole of docs/selection-differences.md."""
+    lines = [
+        "# Where attnplat and vLLM 0.33 decide differently",
+        "",
+        "Generated from the `Difference` values beside the catalogs by `make generate`; do not",
+        "edit. `--rules vllm-0.33` applies them: with it, `attnplat select --check` reproduces",
+        "that engine's recorded decisions.",
+    ]
+    for platform in PLATFORMS:
+        lines += ["", differences_table(platform).to_markdown()]
     return "\n".join(lines) + "\n"

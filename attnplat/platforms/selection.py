@@ -344,11 +344,12 @@ def _is_unvalidated(
     """Whether another rule set's acceptance rules use the name without any check."""
     if not tables.accepts:
         return False
+    unvalidated = tables.allows("row_unvalidated", config, world)
     if requested is None:
-        return tables.allows("automatic_unvalidated", config, world)
+        return unvalidated
     row = tables.row_for(config, world)
     named = row is not None and name in row.members
-    return named and tables.allows("request_unvalidated", config, world)
+    return named and (unvalidated or tables.allows("request_unvalidated", config, world))
 
 
 def effective_config(config: LayerConfig, world: World) -> LayerConfig:

@@ -13,8 +13,8 @@ from math import gcd
 import torch
 
 from attnplat.backends.batch import PageTable
+from attnplat.backends.checks import to_device
 from attnplat.backends.interface import Call
-from attnplat.backends.tensors import to_device
 from attnplat.errors import ConfigError
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from attnplat.backends.batch import Batch, HostLengths, PageTable
+from attnplat.backends.checks import to_device
 from attnplat.backends.form import AttentionForm
 from attnplat.backends.portable.dense import TileMask
 from attnplat.backends.portable.gather import look_up
 from attnplat.backends.portable.masks import HostMasks, Queries, queries_of, visible_keys
-from attnplat.backends.tensors import to_device
 
 FOLDED_ROWS = 16
 """Longest query whose group's heads become rows of one head. Folding reads each key once for
@@ -201,7 +201,7 @@ class Grouping:
         stop = reach[r].end if lone else reach[r].count * self.page
         logical, dead = self._pages(members, reach)
         first = [self.lengths.query_start[r] for r in members]
-        index = torch.tensor(first)[:, None] + torch.arange(query_len)
+        rows = torch.tensor(first)[:, None] + torch.arange(query_len)
         group = Group(
             size=size,
             query_len=query_len,

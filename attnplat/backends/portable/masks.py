@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from attnplat.backends.batch import Batch, HostLengths
+from attnplat.backends.checks import to_device
 from attnplat.backends.form import MaskRules
-from attnplat.backends.tensors import to_device
 
 OPEN = 1 << 40
 """Stands for a window so wide that it hides nothing; keeps sums inside int64."""

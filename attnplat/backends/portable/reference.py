@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from attnplat.backends.batch import Batch, HostLengths, PageTable
+from attnplat.backends.checks import to_device
 from attnplat.backends.interface import AttentionImpl, Call, Plan, Schedule
 from attnplat.backends.portable.features import PORTABLE_OPERATIONS, REFERENCE_FEATURES
 from attnplat.backends.portable.gather import highest_block, look_up, planes_of
 from attnplat.backends.portable.masks import HostMasks, Queries, queries_of, visible_keys
-from attnplat.backends.tensors import to_device
 from attnplat.backends.workspace import Workspace
 
 _NEG_INF = float("-inf")

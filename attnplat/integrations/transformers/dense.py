@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from attnplat.backends.form import MaskRules
-from attnplat.backends.interface import AttentionImpl, Plan
+from attnplat.backends.interface import AttentionImpl
+from attnplat.backends.plan import Plan
 from attnplat.errors import UnsupportedCallError
 from attnplat.integrations.transformers.kernels import Kernels
 from attnplat.integrations.transformers.keywords import Keywords

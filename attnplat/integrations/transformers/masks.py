@@ -20,7 +20,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from attnplat.backends.batch import Batch
 from attnplat.backends.form import MaskRules
-from attnplat.backends.interface import Plan, PlanKey
+from attnplat.backends.plan import Plan, PlanKey
 from attnplat.errors import UnsupportedCallError
 
 MaskFunction = Callable[..., torch.Tensor]

@@ -21,7 +21,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from attnplat.backends.batch import Batch, BatchBounds, PageTable
 from attnplat.backends.form import MaskRules
-from attnplat.backends.interface import AttentionImpl, Plan, PlanKey
+from attnplat.backends.interface import AttentionImpl
+from attnplat.backends.plan import Plan, PlanKey
 from attnplat.backends.kv_cache import KVCache, KVCacheSpec
 from attnplat.backends.workspace import Workspace
 from attnplat.config.attention import AttentionConfig

@@ -179,7 +179,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "a request is never replaced silently",
     ),
     _accepts(
-        "automatic_unvalidated",
+        "row_unvalidated",
         _is_named_by_the_platform,
         "head size, dtype, features and block size are checked",
         "a kernel that lacks one fails, or computes something else",
@@ -189,12 +189,6 @@ DIFFERENCES: tuple[Difference, ...] = (
         _ignores_requests,
         "backends of other platforms are never chosen",
         "their kernels cannot run here",
-    ),
-    _accepts(
-        "parts_apart",
-        True,
-        "a latent layer is served only if its prefill and indexer are",
-        "otherwise the model fails when it is built",
     ),
     _accepts(
         "wish_ignored",

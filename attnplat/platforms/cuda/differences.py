@@ -106,7 +106,7 @@ _ACCEPTANCE = (
     ),
     _differs(
         None,
-        "accepts.automatic_unvalidated",
+        "accepts.row_unvalidated",
         they.is_chosen_by_model_code,
         "every backend of a row is checked",
         "a model's own kernels have limits and packages like all others",
@@ -188,7 +188,7 @@ _MULTI_HEAD = (
         "devices before compute capability 8.0 do not",
     ),
     _differs(
-        (*_TRITON, *_COMPOSITES),
+        (*_TRITON, "TRITON_FLASHINFER"),
         "takes.kv_cache_dtype",
         they.everywhere,
         "fp8_e4m3 where Triton converts it",

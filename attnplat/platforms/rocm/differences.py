@@ -280,16 +280,9 @@ DIFFERENCES: tuple[Difference, ...] = (
         _V4,
     ),
     _accepts(
-        "request_unvalidated",
-        is_vision,
-        "a request is checked for vision layers as for all others",
-        "a head size or dtype that its kernels lack fails at the first image",
-        _VISION,
-    ),
-    _accepts(
-        "automatic_unvalidated",
+        "row_unvalidated",
         _is_checked_nowhere,
-        "every backend of a row is checked",
+        "every backend of a row is checked, and so is a request",
         "vision head sizes and V4's devices have limits like all others",
         _VISION,
     ),

@@ -97,6 +97,12 @@ GOLDEN = {
         [448.0, -448.0, 1.0, 2.0**-9, 2.0**-10, 17.0, 19.0],
         "7e fe 38 01 00 58 5a 00 00000040",
     ),
+    "a zero row: the smallest scale, 2^-126": ("int8_th", [0.0, -0.0, 0.0], "00000000 00008000"),
+    "a row below it: the same scale, and codes shrink": (
+        "int8_th",
+        [127 * 2.0**-127, -(2.0**-126), 2.0**-127, 3 * 2.0**-127],
+        "40 ff 00 02 00008000",
+    ),
     "int4 from -5 to 10: scale 1, zero point 5 in the scale's last bits": (
         "int4_th",
         [-5.0, 10.0, 0.0, 1.0, 0.5],
@@ -268,6 +274,19 @@ def test_what_is_not_finite_spoils_its_tile_and_nothing_else(name: str, bad: flo
     spoiled = torch.zeros_like(x, dtype=torch.bool)
     spoiled[1, :tile] = True
     assert torch.equal(back[~spoiled], clean[~spoiled])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    ("name", "nan"),
+    [("int8_th", "0000c07f"), ("int4_th", "0000c07f"), ("mxfp4", "ff"), ("nvfp4", "7f")],
+)
+def test_the_scale_of_such_a_tile_is_nan(name: str, nan: str, bad: float) -> None:
+    x = torch.zeros(32)
+    x[3] = bad
+    row = encode_rows(format_of(name), x)
+    data = format_of(name).code_bytes(32)
+    assert row[data:].numpy().tobytes().hex()[: len(nan)] == nan
 
 
 @pytest.mark.parametrize("name", sorted(set(oracle.ROWS) - {"int4_th"}))  # has a zero point
