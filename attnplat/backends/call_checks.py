@@ -230,7 +230,8 @@ class CallChecks:
             queries = max(map(lengths.query_len, range(len(lengths.seq_lens))), default=0)
             keys = max(lengths.seq_lens, default=0)
         shape = (self.form.num_heads, at_least(queries), at_least(keys))
-        return (plan.batch.num_reqs, *shape) if bias.dim() == 4 else shape
+        per_request = isinstance(bias, torch.Tensor) and bias.dim() == 4
+        return (plan.batch.num_reqs, *shape) if per_request else shape
 
     def _check_rows(
         self,

@@ -7,6 +7,8 @@ runs a step is decided by the batch, so both must fit the layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attnplat.backends.backend import Backend, GraphSupport, Package, Rule
@@ -51,7 +53,7 @@ def composite(
         forbids: further rules, asked before those of the halves.
     """
     fields = dict.fromkeys((*takes, *spans.takes, *causal.takes))
-    return Backend(
+    composed = Backend(
         name=name,
         summary=summary,
         serves=spans.serves & causal.serves,
@@ -59,7 +61,7 @@ def composite(
         features=_join(_features, spans.features, causal.features),
         on=on,
         requires=_united(spans.requires, causal.requires),
-        forbids=(*forbids, *_rules(spans), *_without_spans(causal)),
+        forbids=forbids,
         reads=spans.reads | causal.reads,
         kv_layouts=_join(_layouts, spans.kv_layouts, causal.kv_layouts),
         preferred_block_size=preferred_block_size,
@@ -67,13 +69,17 @@ def composite(
         graphs=GraphSupport.SINGLE_TOKEN_DECODE,
         half_of=(spans.name, causal.name),
     )
+    asked = [rule_of_half(composed, spans.name, rule) for rule in spans.forbids]
+    asked += [rule_of_half(composed, causal.name, r) for r in causal.forbids if not is_of_spans(r)]
+    return replace(composed, forbids=(*forbids, *asked))
 
 
 class Joined(Cases):
     """Two declarations joined into one, each settled for the world first."""
 
     def __init__(self, join: Callable[[Any, Any], Any], first: Any, second: Any) -> None:
-        self._join, self._first, self._second = join, first, second
+        # Halves settle to few values each, so every pair is joined once.
+        self._join, self._first, self._second = cache(join), first, second
         rest_of_first, rest_of_second = _rest(first), _rest(second)
         super().__init__(
             *((p, join(value, rest_of_second)) for p, value in _cases(first)),
@@ -141,22 +147,22 @@ def _united(first: tuple[Package, ...], second: tuple[Package, ...]) -> tuple[Pa
     return tuple(dict.fromkeys((*first, *second)))
 
 
-def _rules(half: Backend) -> Iterable[Rule]:
-    for rule in half.forbids:
-        yield Rule(_via(half, rule), rule.when, rule.because, rule.example, rule.example_world)
+def via(half: str, code: str) -> str:
+    """The code under which a composite asks a rule of one of its halves."""
+    return f"via_{half}/{code}"
 
 
-def _without_spans(half: Backend) -> Iterable[Rule]:
-    """The rules of the half that never sees a span, asked of the layer without them."""
-    for rule in half.forbids:
-        spans = rule.example is not None and Feature.MM_PREFIX in rule.example.needs
-        example = None if spans else rule.example
-        when = WithoutSpans(rule.when)
-        yield Rule(_via(half, rule), when, rule.because, example, rule.example_world)
+def is_of_spans(rule: Rule) -> bool:
+    """Whether a rule speaks of layers with image spans only, by its example."""
+    return rule.example is not None and Feature.MM_PREFIX in rule.example.needs
 
 
-def _via(half: Backend, rule: Rule) -> str:
-    return f"via_{half.name}/{rule.code}"
+def rule_of_half(composed: Backend, half: str, rule: Rule) -> Rule:
+    """`rule` of a half as the composite asks it; the second half never sees a span."""
+    asked = replace(rule, code=via(half, rule.code))
+    if half != composed.half_of[1]:
+        return asked
+    return replace(asked, when=WithoutSpans(rule.when))
 
 
 class WithoutSpans:
@@ -167,7 +173,6 @@ class WithoutSpans:
         self.__name__ = getattr(when, "__name__", "rule")
 
     def __call__(self, config: Any, world: World) -> bool:
-        if isinstance(config, MhaConfig) and Feature.MM_PREFIX in config.needs:
-            also = config.also_needs - {Feature.MM_PREFIX}
-            config = config.replace(mm_prefix=False, also_needs=also)
+        if isinstance(config, MhaConfig):
+            config = config.without_spans
         return self._when(config, world)

@@ -415,7 +415,7 @@ class Cases:
     def resolve(self, world: World) -> Any:
         """The value that holds in `world`."""
         for predicate, value in self.cases:
-            if predicate(world):
+            if world.holds(predicate):
                 return value
         return self.otherwise
 
@@ -437,7 +437,7 @@ class FeaturesWhen(Cases):
 
     def resolve(self, world: World) -> Any:
         """The features taken in `world`: each condition is asked for itself."""
-        held = [feature for feature, predicate in self._when if predicate(world)]
+        held = [feature for feature, predicate in self._when if world.holds(predicate)]
         return self.otherwise.union(held) if held else self.otherwise
 
 

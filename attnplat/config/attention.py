@@ -273,8 +273,11 @@ class AttentionConfig:
 
     def merged_over(self, lower: AttentionConfig) -> AttentionConfig:
         """This config where it says something, else `lower`; the sources go along."""
+        given = lower.set_fields()
+        if not given:
+            return self
         mine = self.set_fields()
-        taken = {name: getattr(lower, name) for name in lower.set_fields() - mine}
+        taken = {name: getattr(lower, name) for name in given - mine}
         sources = [(n, self.source_of(n)) for n in sorted(mine)]
         sources += [(n, lower.source_of(n)) for n in sorted(taken)]
         return replace(self, **taken, sources=tuple(sources))

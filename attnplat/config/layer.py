@@ -260,6 +260,13 @@ class MhaConfig(LayerConfig):
         _check_window(self)
         _check_soft_cap(self)
 
+    @cached_property
+    def without_spans(self) -> Self:
+        """This layer as steps without bidirectional spans see it."""
+        if Feature.MM_PREFIX not in self.needs:
+            return self
+        return self.replace(mm_prefix=False, also_needs=self.also_needs - {Feature.MM_PREFIX})
+
     @property
     def value_size(self) -> int:
         """Elements of one value head."""

@@ -9,8 +9,16 @@ Plain dicts in, values out; neither torch nor transformers is imported, nothing 
     decoder full_attention 21 (-1, -1)
 """
 
+from attnplat.models.facts import run_facts
 from attnplat.models.families import known_types
 from attnplat.models.groups import LayerGroup, layer_groups
 from attnplat.models.load import known_shapes, load_config
 
-__all__ = ["LayerGroup", "known_shapes", "known_types", "layer_groups", "load_config"]
+__all__ = [
+    "LayerGroup",
+    "known_shapes",
+    "known_types",
+    "layer_groups",
+    "load_config",
+    "run_facts",
+]

@@ -47,10 +47,10 @@ def grouped(fields: Fields, kind: str, part: Part, request: Request) -> LayerCon
     values |= {"attn_type": part.attn_type, "role": part.role, **given}
     heads, kv_heads = values["num_heads"], values["num_kv_heads"]
     if heads % kv_heads:
-        takes = f"a multiple of {part.kv_heads[0]} ({kv_heads})"
+        takes = f"a multiple of the key-value heads ({kv_heads})"
         raise fields.refusal(part.heads[0], takes, heads)
     values["num_heads"] = request.share_heads(heads, part.heads[0])
-    values["num_kv_heads"] = request.share_kv_heads(kv_heads, part.kv_heads[0])
+    values["num_kv_heads"] = request.share_kv_heads(kv_heads)
     return made(MhaConfig, values, request)
 
 
@@ -74,7 +74,8 @@ def extras(fields: Fields, kind: str, part: Part) -> dict[str, Any]:
 def shape(fields: Fields, part: Part, given: Mapping[str, Any]) -> dict[str, Any]:
     """Head size and head counts of the whole model; what is `given` is not read."""
     heads = given.get("num_heads") or fields.need(*part.heads)
-    kv_heads = given.get("num_kv_heads") or fields.size(*part.kv_heads) or heads
+    told = fields.size(*part.kv_heads) if part.kv_heads else None
+    kv_heads = given.get("num_kv_heads") or told or heads
     head_size = given.get("head_size") or fields.size(*part.head_size)
     if head_size is None:
         head_size = fields.split(part.hidden, part.heads)
@@ -190,7 +191,7 @@ def block_chosen(fields: Fields, kind: str, part: Part, request: Request) -> Lay
         return grouped(fields, kind, part, request)
     sizes = shape(fields, part, extras(fields, kind, part))
     sizes["num_heads"] = request.share_heads(sizes["num_heads"], part.heads[0])
-    sizes["num_kv_heads"] = request.share_kv_heads(sizes["num_kv_heads"], part.kv_heads[0])
+    sizes["num_kv_heads"] = request.share_kv_heads(sizes["num_kv_heads"])
     blocks = fields.size("index_topk_blocks")
     if fields.has("sparse_attention_config"):
         blocks = fields.sub("sparse_attention_config").size("sparse_topk_blocks") or blocks

@@ -19,6 +19,7 @@ from attnplat.models.patterns import (
     every,
     every_from_first,
     has_window,
+    indices,
     listed,
     listed_or,
     marked,
@@ -66,7 +67,11 @@ def gemma(fields: Fields, kind: str) -> Values:
 
 
 def _bidirectional(fields: Fields, kind: str) -> dict[str, Any]:
-    if fields.get("use_bidirectional_attention") not in (True, "all"):
+    both_ways = fields.get("use_bidirectional_attention")
+    if both_ways not in (None, False, True, "all", "vision"):
+        takes = 'true, false, "all" or "vision"'
+        raise fields.refusal("use_bidirectional_attention", takes, both_ways)
+    if both_ways not in (True, "all"):
         return {}
     values: dict[str, Any] = {"attn_type": AttnType.ENCODER_ONLY}
     if kind == SLIDING:
@@ -243,19 +248,22 @@ def mimo_kinds(fields: Fields) -> Kinds:
 def mimo(fields: Fields, kind: str) -> Values:
     """MiMo-V2: values narrower than keys; sliding layers have sinks and twice the kv heads.
 
+    Files may say otherwise of the sliding layers in fields that start with `swa_`.
     `sliding_window_size` counts the tokens before the query, `sliding_window` the query too.
     """
-    values: dict[str, Any] = {"v_head_size": fields.size("v_head_dim")}
     if kind != SLIDING:
-        return values
-    values["sinks"] = True
-    values["num_kv_heads"] = fields.size("swa_num_key_value_heads") or 2 * fields.need(
-        "num_key_value_heads"
-    )
+        sinks = fields.flag("add_full_attention_sink_bias")
+        return {"v_head_size": fields.size("v_head_dim"), "sinks": sinks}
+    doubled = 2 * fields.need("num_key_value_heads")
     before = fields.size("sliding_window_size")
-    if before is not None:
-        values["sliding_window"] = (before, -1)
-    return values
+    return {
+        "num_heads": fields.size("swa_num_attention_heads"),
+        "num_kv_heads": fields.size("swa_num_key_value_heads") or doubled,
+        "head_size": fields.size("swa_head_dim"),
+        "v_head_size": fields.size("swa_v_head_dim", "v_head_dim"),
+        "sinks": fields.values.get("add_swa_attention_sink_bias") is not False,
+        "sliding_window": None if before is None else (before, -1),
+    }
 
 
 def step3p5(fields: Fields, kind: str) -> Values:
@@ -273,18 +281,14 @@ def step3p5(fields: Fields, kind: str) -> Values:
 
 def mllama_self(fields: Fields) -> Kinds:
     """The layers that attend to text."""
-    cross = _mllama_cross(fields)
+    cross = indices(fields, "cross_attention_layers")
     return tuple(WITHOUT_ATTENTION[0] if i in cross else FULL for i in range(count(fields)))
 
 
 def mllama_cross(fields: Fields) -> Kinds:
     """The layers that attend to the image."""
-    cross = _mllama_cross(fields)
+    cross = indices(fields, "cross_attention_layers")
     return tuple(FULL if i in cross else WITHOUT_ATTENTION[0] for i in range(count(fields)))
-
-
-def _mllama_cross(fields: Fields) -> frozenset[int]:
-    return frozenset(fields.integers("cross_attention_layers") or ())
 
 
 # The table --------------------------------------------------------------------------------

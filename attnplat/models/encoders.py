@@ -7,7 +7,7 @@ from typing import Any
 from attnplat.config.names import AttnType
 from attnplat.models.builders import grouped
 from attnplat.models.decoders import Values, fixed
-from attnplat.models.fields import HEADS, HIDDEN, Fields
+from attnplat.models.fields import HEADS, HIDDEN, KV_HEADS, Fields
 from attnplat.models.parts import Extras, Family, Part
 from attnplat.models.patterns import FULL, SLIDING, Kinds, Pattern, count, every_from_first, uniform
 
@@ -38,9 +38,9 @@ def deberta(fields: Fields, kind: str) -> Values:
     """DeBERTa: relative terms are added to the logits; all share one scale (arXiv 2006.03654)."""
     if not fields.flag("relative_attention"):
         return {}
-    terms = fields.get("pos_att_type") or ()
-    names = terms.split("|") if isinstance(terms, str) else terms
-    parts = 1 + sum(name in ("c2p", "p2c") for name in names if isinstance(name, str))
+    given = fields.get("pos_att_type")
+    names = given.split("|") if isinstance(given, str) else fields.listed("pos_att_type") or ()
+    parts = 1 + sum(term in names for term in ("c2p", "p2c"))
     size = fields.split(HIDDEN, HEADS)
     return {"position_bias": True, "scale": (size * parts) ** -0.5}
 
@@ -62,7 +62,8 @@ def _encoder(*types: str, **rule: Any) -> Family:
 def _seq2seq(
     *types: str, encoder: tuple[str, ...], decoder: tuple[str, ...],
     encoder_heads: tuple[str, ...], decoder_heads: tuple[str, ...],
-    self_extras: Extras | None = None, cross_extras: Extras | None = None, **names: Any,
+    kv_heads: tuple[str, ...] = (), self_extras: Extras | None = None,
+    cross_extras: Extras | None = None, **names: Any,
 ) -> Family:  # fmt: skip
     """An encoder, a decoder, and the decoder's attention to the encoder's output."""
     rules = (
@@ -79,7 +80,7 @@ def _seq2seq(
                 attend=grouped,
                 kinds=layers_of(*layers),
                 heads=heads,
-                kv_heads=(f"{name}_key_value_heads",),
+                kv_heads=kv_heads,
                 attn_type=attn_type,
                 extras=extras or none,
                 **names,
@@ -146,4 +147,5 @@ GENERIC = _seq2seq(
     decoder=("decoder_layers", "num_decoder_layers", "num_layers"),
     encoder_heads=("encoder_attention_heads", *HEADS),
     decoder_heads=("decoder_attention_heads", *HEADS),
+    kv_heads=KV_HEADS,
 )

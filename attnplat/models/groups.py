@@ -121,6 +121,7 @@ def _text(top: Fields, notes: list[str]) -> tuple[Fields, Family]:
     for name in (text.model_type, f"{text.model_type}_text"):
         if name in REFUSED:
             raise ModelFileError(f"model type {text.model_type!r}: {REFUSED[name]}")
+    _check_agreement(text)
     text = replace(text, defaults=DEFAULTS.get(text.model_type, {}))
     family = _family(text)
     if family is not None:
@@ -142,6 +143,18 @@ def _family(text: Fields) -> Family | None:
     if plain and text.has("sparse_attention_config"):
         return FAMILIES["minimax_m3"]
     return FAMILIES.get(text.model_type)
+
+
+def _check_agreement(text: Fields) -> None:
+    """Raise ConfigError where a file gives one quantity under two names and two values."""
+    for names in (LAYERS, HEADS, KV_HEADS):
+        given = {n: text.values[n] for n in names if isinstance(text.values.get(n), int)}
+        if len(set(given.values())) > 1:
+            (first, value), *others = given.items()
+            also = ", ".join(f"{name} {other}" for name, other in others)
+            raise text.refusal(
+                first, f"the same value under every name (also given: {also})", value
+            )
 
 
 def _type_of(values: Mapping[str, Any], path: str) -> str:

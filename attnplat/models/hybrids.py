@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from attnplat.models import states
@@ -19,10 +20,12 @@ from attnplat.models.patterns import (
     Kinds,
     count,
     every,
+    indices,
     letters,
     listed,
     listed_or,
     marked,
+    uniform,
 )
 
 
@@ -56,15 +59,15 @@ def zamba(fields: Fields, kind: str) -> Values:
 
 def zamba2_kinds(fields: Fields) -> Kinds:
     """Zamba2: the shared attention at `hybrid_layer_ids`."""
-    ids = fields.integers("hybrid_layer_ids")
-    if ids is None:
+    if not fields.has("hybrid_layer_ids"):
         raise fields.missing("layers_block_type", "hybrid_layer_ids")
+    ids = indices(fields, "hybrid_layer_ids")
     return tuple(HYBRID if i in ids else LINEAR for i in range(count(fields)))
 
 
 def bamba_kinds(fields: Fields) -> Kinds:
     """Bamba: attention at `attn_layer_indices`."""
-    attending = frozenset(fields.integers("attn_layer_indices") or ())
+    attending = indices(fields, "attn_layer_indices")
     return tuple(FULL if i in attending else LINEAR for i in range(count(fields)))
 
 
@@ -75,10 +78,10 @@ def falcon_h1_kinds(fields: Fields) -> Kinds:
 
 def lfm2_kinds(fields: Fields) -> Kinds:
     """LFM2: attention at `full_attn_idxs`, everywhere without it; else a short convolution."""
-    attending = fields.integers("full_attn_idxs")
-    return tuple(
-        FULL if attending is None or i in attending else CONV for i in range(count(fields))
-    )
+    if not fields.has("full_attn_idxs"):
+        return uniform(fields)
+    attending = indices(fields, "full_attn_idxs")
+    return tuple(FULL if i in attending else CONV for i in range(count(fields)))
 
 
 def lfm3_kinds(fields: Fields) -> Kinds:
@@ -101,10 +104,13 @@ def minimax_kinds(fields: Fields) -> Kinds:
 
 def kimi_linear_kinds(fields: Fields) -> Kinds:
     """Kimi Linear: `linear_attn_config.full_attn_layers` counts from 1; else every fourth."""
-    attending = fields.sub("linear_attn_config").integers("full_attn_layers")
-    if attending is None:
-        return tuple(FULL if i and i % 4 == 0 else LINEAR for i in range(count(fields)))
-    return tuple(FULL if i + 1 in attending else LINEAR for i in range(count(fields)))
+    layers = count(fields)
+    own = fields.sub("linear_attn_config")
+    if not own.has("full_attn_layers"):
+        return tuple(FULL if i and i % 4 == 0 else LINEAR for i in range(layers))
+    whole = replace(own, values={**own.values, "num_hidden_layers": layers})
+    attending = indices(whole, "full_attn_layers", first=1)
+    return tuple(FULL if i in attending else LINEAR for i in range(layers))
 
 
 def glm5_next_kinds(fields: Fields) -> Kinds:

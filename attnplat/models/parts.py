@@ -41,7 +41,8 @@ class Part:
         extras: fields of the layer's config beyond its shape and window, by kind of layer;
             sizes among them are those of the whole model, before ranks share the heads.
         notes: what a reader should know that no config can say.
-        heads, kv_heads, head_size, hidden, window: what the family's files call these.
+        heads, kv_heads, head_size, hidden, window: what the family's files call these; without
+            names for kv_heads there are as many as query heads.
         attn_type, role: as for MhaConfig.
     """
 

@@ -143,6 +143,7 @@ def letters(field: str, meaning: dict[str, str], fallback: Pattern) -> Pattern:
         if unknown or not text:
             known = ", ".join(f"{letter} ({kind})" for letter, kind in meaning.items())
             raise fields.refusal(field, f"letters among {known}", text)
+        check_length(fields, field, text, fields.size(*LAYERS, most=MAX_LAYERS) or len(text))
         return tuple(meaning[letter] for letter in text)
 
     return pattern
@@ -153,6 +154,19 @@ def has_window(fields: Fields) -> bool:
     if fields.get("sliding_window") is None:
         return False
     return fields.get("use_sliding_window") is None or fields.flag("use_sliding_window")
+
+
+def indices(fields: Fields, name: str, first: int = 0) -> frozenset[int]:
+    """A list of layer indices that count from `first`; empty where the file has none.
+
+    Raises ConfigError for an index that the file gives and no layer has.
+    """
+    given = fields.integers(name) or ()
+    last = first + count(fields) - 1
+    for index in given:
+        if fields.has(name) and not first <= index <= last:
+            raise fields.refusal(name, f"layer indices from {first} to {last}", index)
+    return frozenset(index - first for index in given)
 
 
 def marked(fields: Fields, name: str, layers: int, yes: str, no: str) -> Kinds | None:

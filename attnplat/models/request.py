@@ -57,13 +57,13 @@ class Request:
             )
         return heads // ranks
 
-    def share_kv_heads(self, kv_heads: int, name: str) -> int:
+    def share_kv_heads(self, kv_heads: int) -> int:
         """Key-value heads of one rank: at least one, repeated where ranks outnumber heads."""
         ranks = self.tensor_parallel
         if kv_heads % ranks and ranks % kv_heads:
             raise ConfigError(
-                f"tensor_parallel is {ranks}; it takes a divisor or a multiple of {name} "
-                f"({kv_heads})"
+                f"tensor_parallel is {ranks}; it takes a divisor or a multiple of the key-value "
+                f"heads ({kv_heads})"
             )
         return max(1, kv_heads // ranks)
 

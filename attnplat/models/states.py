@@ -57,7 +57,7 @@ def gdn(fields: Fields, request: Request) -> LayerConfig:
         request,
         head_size=fields.need("linear_key_head_dim"),
         num_heads=request.share_heads(heads, "linear_num_value_heads"),
-        num_kv_heads=request.share_kv_heads(keys, "linear_num_key_heads"),
+        num_kv_heads=request.share_kv_heads(keys),
     )
 
 

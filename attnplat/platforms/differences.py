@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnplat.backends.backend import Backend
+from attnplat.backends.composite import rule_of_half, via
 from attnplat.backends.limits import Cases, Limit
 from attnplat.config.frozen import FrozenMap
 from attnplat.config.names import Feature
@@ -89,7 +90,10 @@ def tables_under(tables: Tables, differences: Iterable[Difference], device: Devi
             about.setdefault(name, []).append(difference)
     catalog: list[Backend] = []
     for backend in tables.catalog:
-        changed: Backend | None = backend
+        changed: Any = backend
+        for half in backend.half_of:
+            for difference in about.get(half, ()):
+                changed = _apply_to_half(difference, half, changed)
         for difference in about.get(backend.name, ()):
             if changed is not None and _is_about(difference, backend):
                 changed = _apply(difference, changed)
@@ -140,6 +144,15 @@ def _never(config: Any, world: Any) -> bool:
 def _apply(difference: Difference, backend: Backend) -> Backend | None:
     head, _, name = difference.subject.partition(".")
     return _APPLY[head](backend, name, difference.theirs)
+
+
+def _apply_to_half(difference: Difference, half: str, backend: Backend) -> Backend:
+    """A composite asks the rules of its halves, so it follows what differs of them."""
+    head, _, code = difference.subject.partition(".")
+    if head != "rule":
+        return backend
+    theirs = difference.theirs and rule_of_half(backend, half, difference.theirs)
+    return _apply_rule(backend, via(half, code), theirs)
 
 
 def _apply_table(table: str) -> Callable[[Backend, str, Any], Backend]:

@@ -299,11 +299,12 @@ def _rank(
     names = _candidates(tables, config, world, requested, row, allow_reference)
     accepted: list[Backend] = []
     rejections: dict[str, tuple[Rejection, ...]] = {}
+    compared = _as_compared(tables, config, world)
     for name in names:
         if _is_unvalidated(tables, name, config, world, requested):
             backend, reasons = _declared(tables, name, config, world), NO_REASONS
         else:
-            backend, reasons = judge(tables, name, config, world)
+            backend, reasons = _judge(tables, name, config, compared)
         if reasons:
             rejections[name] = reasons
         elif backend is not None:
@@ -382,6 +383,18 @@ def judge(
     tables: Tables, name: str, config: LayerConfig, world: World
 ) -> tuple[Backend | None, tuple[Rejection, ...]]:
     """The resolved backend of that name and every reason against it (none: it fits)."""
+    return _judge(tables, name, config, _as_compared(tables, config, world))
+
+
+def _as_compared(tables: Tables, config: LayerConfig, world: World) -> World:
+    """`world` with the numbers that another rule set's acceptance rules compare."""
+    shared = tables.allows("shared_capability_numbers", config, world)
+    return with_shared_numbers(world) if shared else world
+
+
+def _judge(
+    tables: Tables, name: str, config: LayerConfig, world: World
+) -> tuple[Backend | None, tuple[Rejection, ...]]:
     condition = tables.exists_for.get(name)
     if condition is not None and not condition(config, world):
         takes = "there is no such backend for this layer under the rules in force"
@@ -389,8 +402,6 @@ def judge(
     backend = _declared(tables, name, config, world)
     if backend is None:
         return None, (_foreign(tables, name, world),)
-    if tables.allows("shared_capability_numbers", config, world):
-        world = with_shared_numbers(world)
     backend = backend.resolve(world)
     asked_of_all = tables.allows("cache_asked_of_all", config, world)
     reasons = backend.refuse(config, world, cached=True if asked_of_all else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -32,6 +33,15 @@ class World:
     def __post_init__(self) -> None:
         # Derived once: every backend of every layer is asked against it.
         object.__setattr__(self, "run_needs", self.run.needs)
+        object.__setattr__(self, "_answers", {})
+
+    def holds(self, predicate: Callable[[World], bool]) -> bool:
+        """Whether a pure predicate of the world holds; each is asked once of a world."""
+        answers: dict[Any, bool] = self._answers  # type: ignore[attr-defined]
+        answer = answers.get(predicate)
+        if answer is None:
+            answer = answers[predicate] = bool(predicate(self))
+        return answer
 
     def replace(self, **changes: Any) -> Self:
         """A copy with the given parts changed."""

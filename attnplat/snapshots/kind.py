@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from attnplat.config.attention import AttentionConfig
+from attnplat.config.frozen import FrozenMap
 from attnplat.config.layer import LayerConfig
 from attnplat.config.run import RunContext
 from attnplat.errors import ConfigError
@@ -58,10 +60,16 @@ def ask(
             if not platform.tables.allows("request_ignored", config, platform.world(run=run)):
                 return None
             wishes[name] = None
+    given = [(k, FrozenMap(v) if isinstance(v, dict) else v) for k, v in wishes.items()]
     try:
-        return platform.select(config, AttentionConfig(**wishes), run=run)
+        return platform.select(config, _attention(tuple(given)), run=run)
     except ConfigError:
         return None
+
+
+@lru_cache(maxsize=1024)
+def _attention(wishes: tuple[tuple[str, Any], ...]) -> AttentionConfig:
+    return AttentionConfig(**dict(wishes))
 
 
 def refused(row: Row) -> bool:

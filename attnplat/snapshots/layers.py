@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from attnplat.config.layer import (
@@ -13,7 +15,7 @@ from attnplat.config.layer import (
     MlaConfig,
     SparseMlaConfig,
 )
-from attnplat.config.names import Feature
+from attnplat.config.names import Feature, LayerKind
 from attnplat.config.run import RunContext
 
 # Flags of the recorded schema that only say something of ordinary attention; a latent or
@@ -42,9 +44,16 @@ class Case:
 
 def case_of(row: Mapping[str, Any]) -> Case:
     """The case of a row of the selection table."""
-    recorded, context = row["config"], row.get("context")
+    return _case(json.dumps([row["config"], row.get("context"), row["requested"]]))
+
+
+# The same few hundred layers are recorded on every device.
+@lru_cache(maxsize=4096)
+def _case(text: str) -> Case:
+    recorded, context, requested = json.loads(text)
     config = _config(recorded, context or {})
-    return Case(config, _run(recorded, context), _wishes(row, config))
+    wishes = _wishes(recorded, context or {}, requested, config.kind)
+    return Case(config, _run(recorded, context), wishes)
 
 
 def _config(recorded: Mapping[str, Any], context: Mapping[str, Any]) -> LayerConfig:
@@ -107,15 +116,15 @@ def _run(recorded: Mapping[str, Any], context: Mapping[str, Any] | None) -> RunC
     )
 
 
-def _wishes(row: Mapping[str, Any], config: LayerConfig) -> dict[str, Any]:
-    context = row.get("context") or {}
-    requested = row["requested"]
+def _wishes(
+    recorded: Mapping[str, Any], context: Mapping[str, Any], requested: str | None, kind: LayerKind
+) -> dict[str, Any]:
     # The recorded selector was handed names that a config given as `backend` would translate.
     handed = requested in _TRANSLATED
     return {
         "backend": None if handed else requested,
-        "backend_per_kind": {config.kind: requested} if handed else (),
+        "backend_per_kind": {kind: requested} if handed else (),
         "flash_attn_version": context.get("flash_attn_version"),
         "use_trtllm_attention": context.get("use_trtllm_attention"),
-        "use_non_causal": row["config"]["use_non_causal"],
+        "use_non_causal": recorded["use_non_causal"],
     }

@@ -79,10 +79,10 @@ def decide_indexer(row: Row, platform: Platform) -> Outcome:
     )
     run = RunContext(dcp_size=2 if row["dcp"] else 1, pcp_size=2 if row["pcp"] else 1)
     selection = ask(platform, config, run, indexer_kv_dtype=row["requested"])
-    assert selection is not None
-    resolved: Any = selection.config
+    resolved: Any = selection.config if selection is not None and selection.ok else None
     return {
-        "resolved": resolved.indexer_kv_dtype if selection.ok else None,
+        "resolved": resolved and resolved.indexer_kv_dtype,
+        "backend": chosen_name(selection),
         "error": error_of(selection, None),
     }
 

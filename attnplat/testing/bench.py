@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +138,17 @@ def same(what: str, one: Outcome, other: Outcome) -> None:
         raise Failed(f"{what}: {count} elements of out differ")
     if one.lse is not None and other.lse is not None and (count := differing(one.lse, other.lse)):
         raise Failed(f"{what}: {count} elements of lse differ")
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """torch's CPU threads set to `count` inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # The usual checks ----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 
 from attnplat.config.layer import LayerConfig
 from attnplat.testing.scenes import Scene
-from attnplat.testing.truth import Request, Rules, Sight, rules_of
+from attnplat.testing.truth import Request, Rules, rules_of
 
 LOUD = 64.0
 """Logit of a marked key above those of the others."""
@@ -92,8 +92,9 @@ def some_keys(rows: int, keys: int, topk: int, gen: torch.Generator) -> torch.Te
 
 
 def integers(shape: Sequence[int], gen: torch.Generator, most: int = 31) -> torch.Tensor:
-    """Whole numbers from -most to most, which every dtype holds exactly."""
-    return torch.randint(-most, most + 1, list(shape), generator=gen).float()
+    """Whole numbers from -most to most but 0, which every dtype holds exactly."""
+    sizes = torch.randint(1, most + 1, list(shape), generator=gen).float()
+    return torch.where(torch.rand(list(shape), generator=gen) < 0.5, -sizes, sizes)
 
 
 def edges(scene: Scene, *, seed: object = 0) -> Scene:
@@ -105,11 +106,10 @@ def edges(scene: Scene, *, seed: object = 0) -> Scene:
     """
     rules, gen = scene.rules, generator("edges", seed, scene.query_lens, scene.seq_lens)
     requests = []
-    for request in scene.requests:
-        blank = request_of(rules, request, gen, scene.dtype)
-        table = Sight(rules, request).table
-        for row in range(request.query_len):
-            for key in edge_keys(table[row]):
+    for sight in scene.sights:
+        blank = request_of(rules, sight.request, gen, scene.dtype)
+        for row, seen in enumerate(sight.table):
+            for key in edge_keys(seen):
                 mark(rules, blank, row, key)
         requests.append(blank)
     return scene.replace(requests=tuple(requests), note=scene.note or "edges marked")
@@ -191,7 +191,7 @@ def needle(
 def uniform(
     config: LayerConfig,
     query_lens: Sequence[int],
-    seq_lens: Sequence[int],
+    seq_lens: Sequence[int] | None = None,
     *,
     seed: object = 0,
     note: str = "",

@@ -70,8 +70,8 @@ class Paging:
         """Whether any query may read each block of each request."""
         found = []
         size = self.how.block_size
-        for request, count in zip(self.scene.requests, self.counts, strict=True):
-            keys = self.scene.reach(request).tolist()
+        for sight, count in zip(self.scene.sights, self.counts, strict=True):
+            keys = sight.in_reach().tolist()
             found.append([any(keys[b * size : (b + 1) * size]) for b in range(count)])
         return found
 
@@ -90,7 +90,7 @@ class Paging:
         ) + how.columns
         rows = [[self.tail] * width for _ in range(len(self.blocks) + pad)]
         for r, own in enumerate(self.blocks):
-            for b, block in enumerate(own):
+            for b, block in enumerate(own[: self.counts[r]]):
                 column = b - self.firsts[r]
                 if column >= 0 and (self.reached[r][b] or how.blocks is not None):
                     rows[r][column] = block

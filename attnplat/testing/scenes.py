@@ -104,21 +104,25 @@ class Scene:
         return tensor.to(getattr(torch, encoding.value))
 
     @cached_property
+    def sights(self) -> tuple[Sight, ...]:
+        """Which keys each request's rows see."""
+        rules = self.rules
+        return tuple(Sight(rules, request) for request in self.requests)
+
+    @cached_property
     def answers(self) -> tuple[Answer, ...]:
         """What each request must give."""
-        rules = self.rules
         sinks = None if self.sinks is None else self.sinks.double().tolist()
         slopes = None if self.alibi_slopes is None else self.alibi_slopes.double().tolist()
         found = []
-        for request in self.requests:
+        for sight in self.sights:
+            request = sight.request
             k = self.stored(request.k).double()
-            v = k[..., : rules.v_head_size] if request.v is None else self.stored(request.v)
-            found.append(attend(rules, request, k, v.double(), sinks, slopes))
+            v = k[..., : sight.rules.v_head_size]
+            if request.v is not None:
+                v = self.stored(request.v).double()
+            found.append(attend(sight, k, v, sinks, slopes))
         return tuple(found)
-
-    def reach(self, request: Request) -> torch.Tensor:
-        """Whether any row of the request could see each key by its place."""
-        return Sight(self.rules, request).in_reach()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,26 +27,32 @@ FAR = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class Watch:
-    """Memory whose contents after a call are known.
+    """Memory whose contents are known before and after a call.
 
-    `free` marks elements that the call may write.
+    `free` marks elements that the call may write as it likes.
     """
 
     name: str
     memory: torch.Tensor
-    expected: torch.Tensor
+    before: torch.Tensor
+    after: torch.Tensor
     free: torch.Tensor | None = None
 
     @classmethod
     def on(cls, name: str, memory: torch.Tensor, free: torch.Tensor | None = None) -> Watch:
         """A watch on memory that must stay as it is now."""
-        return cls(name, memory, memory.clone(), free)
+        now = memory.clone()
+        return cls(name, memory, now, now, free)
 
     def damage(self) -> int:
-        """How many elements are not as expected."""
+        """How many elements are not as they must be after the call."""
         if self.free is None:
-            return differing(self.memory, self.expected)
-        return differing(self.memory[~self.free], self.expected[~self.free])
+            return differing(self.memory, self.after)
+        return differing(self.memory[~self.free], self.after[~self.free])
+
+    def touched(self) -> int:
+        """How many elements are not as they were before."""
+        return differing(self.memory, self.before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +97,13 @@ class Stage:
                 return f"{count} elements of {watch.name} are not as they must be"
         return None
 
+    def touched(self) -> str | None:
+        """What is not as it was laid out, outputs included: a refused call changes nothing."""
+        for watch in self.watches:
+            if count := watch.touched():
+                return f"{count} elements of {watch.name} have changed"
+        return None
+
 
 def lay_out(
     scene: Scene,
@@ -112,8 +125,8 @@ def lay_out(
         memory = memory or PagedMemory.allocate(paging, impl, device)
         pages, cache = paging.table(device), memory.cache
         watches += [
-            Watch(f"the cache's {name}", own, expected)
-            for name, own, expected in memory.fill(paging)
+            Watch(f"the cache's {name}", own, own.clone(), after)
+            for name, own, after in memory.fill(paging)
         ]
     inputs, fused = _inputs(scene, how, device, paged)
     q, kv = inputs["q"].view, None

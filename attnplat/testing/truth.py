@@ -7,7 +7,7 @@ implementation, so that no mistake can be on both sides of a comparison.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -151,32 +151,37 @@ class Sight:
         self.tree = None if request.tree is None else request.tree.tolist()
         self.named = None if request.topk is None else [set(row) for row in request.topk.tolist()]
 
-    def in_place(self, p: int, j: int) -> bool:
+    def in_place(self, p: int) -> Callable[[int], bool]:
         """Whether causality, window, chunk, ranges and shielded keys allow key j at p."""
-        rules = self.rules
-        for begin, end in self.request.ranges:
-            if begin <= p < end and begin <= j < end:
+        rules, causal, shielded = self.rules, self.causal, self.shielded
+        left, right, chunk = rules.left, rules.right, rules.chunk
+        own = [(begin, end) for begin, end in self.request.ranges if begin <= p < end]
+
+        def allowed(j: int) -> bool:
+            for begin, end in own:
+                if begin <= j < end:
+                    return True
+            if causal and j > p:
+                return False
+            if j < shielded:
                 return True
-        if self.causal and j > p:
-            return False
-        if j < self.shielded:
-            return True
-        if rules.left >= 0 and p - j > rules.left:
-            return False
-        if rules.right >= 0 and j - p > rules.right:
-            return False
-        return rules.chunk is None or j // rules.chunk == p // rules.chunk
+            if left >= 0 and p - j > left:
+                return False
+            if right >= 0 and j - p > right:
+                return False
+            return chunk is None or j // chunk == p // chunk
+
+        return allowed
 
     @cached_property
     def places(self) -> torch.Tensor:
         """`in_place` for all rows and keys, bool [query_len, seq_len]."""
         request = self.request
+        keys = range(request.seq_len)
         rows = [
-            [self.in_place(request.position(i), j) for j in range(request.seq_len)]
-            for i in range(request.query_len)
+            list(map(self.in_place(request.position(i)), keys)) for i in range(request.query_len)
         ]
-        shape = (request.query_len, request.seq_len)
-        return torch.tensor(rows, dtype=torch.bool).reshape(shape)
+        return torch.tensor(rows, dtype=torch.bool).reshape(request.query_len, request.seq_len)
 
     @cached_property
     def table(self) -> torch.Tensor:
@@ -230,15 +235,14 @@ class Answer:
 
 
 def attend(
-    rules: Rules,
-    request: Request,
+    sight: Sight,
     k: torch.Tensor,
     v: torch.Tensor,
     sinks: Sequence[float] | None = None,
     slopes: Sequence[float] | None = None,
 ) -> Answer:
     """The answer for one request with keys and values `k`, `v` as stored (float64)."""
-    visible = Sight(rules, request).table
+    rules, request, visible = sight.rules, sight.request, sight.table
     kv = [h // rules.group for h in range(rules.num_heads)]
     outs, lses, sizes = [], [], []
     for h in range(rules.num_heads):

@@ -48,6 +48,7 @@ typedef struct attnplat_cpu_plan {
   uint32_t version;
   int32_t isa; /* as attnplat_cpu_isa_index gives it */
   int32_t num_reqs;
+  int64_t num_tokens; /* rows of q and out, padding included */
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_size;
@@ -77,7 +78,7 @@ typedef struct attnplat_cpu_plan {
   const uint8_t *tree_mask;    /* [num_tokens, tree_bytes] */
   int64_t tree_stride;
   int64_t tree_bytes;
-  int32_t topk; /* indices each query row brings, or 0 */
+  int32_t topk; /* each query row brings indices */
   int32_t reserved;
 } attnplat_cpu_plan;
 
@@ -86,6 +87,7 @@ typedef struct attnplat_cpu_summary {
   int64_t num_tasks;
   int64_t num_folds;      /* results that several tasks make together */
   int64_t partial_floats; /* room for what those tasks found */
+  int64_t scratch_bytes;  /* that each thread takes while it runs */
   int64_t highest_block;  /* that is read; -1 for none */
   int64_t bad_request;    /* where a status tells of a request */
   int64_t bad_block;
@@ -109,8 +111,8 @@ typedef struct attnplat_cpu_tensors {
   const float *alibi_slopes;  /* [num_heads] */
   const float *position_bias; /* [num_reqs or 1, num_heads, queries, keys] */
   int64_t bias_request, bias_head, bias_query;
-  const int32_t *topk_indices; /* [num_tokens, topk] */
-  int64_t topk_stride;
+  const int32_t *topk_indices; /* [num_tokens, topk_count] */
+  int64_t topk_stride, topk_count;
   /* One per tensor or per kv head (stride 0 or 1), multiplied on read; null for 1. */
   const float *k_scale;
   const float *v_scale;
@@ -155,8 +157,9 @@ ATTNPLAT_CPU_EXPORT int32_t attnplat_cpu_schedule(const attnplat_cpu_plan *plan,
  * a null `parallel_for` runs all on the calling one. */
 ATTNPLAT_CPU_EXPORT int32_t attnplat_cpu_attend(const attnplat_cpu_plan *plan,
                                                 const attnplat_cpu_tensors *tensors,
-                                                const void *tasks, int64_t num_tasks,
-                                                int64_t num_folds, int64_t workers,
+                                                const void *tasks,
+                                                const attnplat_cpu_summary *summary,
+                                                int64_t workers,
                                                 attnplat_cpu_parallel_for parallel_for);
 
 /* A pool of threads for callers that have none. `attnplat_cpu_pool_for` has the type

@@ -11,14 +11,16 @@
 
 namespace attnplat_cpu {
 
-// Keys of one request that are computed together at least; pieces begin at its multiples.
+// Keys of one piece are a multiple of this.
 constexpr int64_t kPieceKeys = 512;
 
 // Rows of one request and kv head against keys [begin, end).
 //
 // Rows are query tokens times the heads of a group: row = token * group_size + head in group,
-// token counted from the request's first. A request's rows by keys may be cut into `pieces`,
-// whose results are folded in order once the last of them is done.
+// token counted from the request's first. Keys come in pieces of `piece_keys`, which begin at
+// multiples of it. Each piece is computed by itself, and pieces are folded first to last: by the
+// task where it has all of them, else by whichever of the result's tasks, its `parts`, ends last.
+// So it makes no difference to the bits how many tasks there are.
 struct Task {
   int32_t request;
   int32_t kv_head;
@@ -26,18 +28,20 @@ struct Task {
   int32_t last_row;
   int32_t begin;
   int32_t end;
-  int32_t piece;
-  int32_t pieces;
-  int32_t fold;   // number of the result; only for pieces > 1
-  int32_t few;    // the request has few rows: kernels that read pages in place pay
-  int64_t partial; // of piece 0, in floats from tensors.partials
+  int32_t piece_keys;
+  int32_t few;      // the request has few rows: kernels that read pages in place pay
+  int32_t parts;    // tasks of the result
+  int32_t fold;     // number of the result; only for parts > 1
+  int32_t slots;    // partials of the result: one of the first part, one of each later piece
+  int32_t slot;     // first of this task
+  int64_t partial;  // of slot 0, in floats from tensors.partials
 };
 
-// Floats that one row of a piece takes: its maximum, its sum and its values.
-inline constexpr int64_t partial_row(int64_t v_head_size) { return v_head_size + 2; }
+// Floats that one row of a partial takes: its maximum, its sum and its values.
+static constexpr int64_t partial_row(int64_t v_head_size) { return v_head_size + 2; }
 
-// Floats that one piece takes.
-inline constexpr int64_t partial_piece(int64_t rows, int64_t v_head_size) {
+// Floats that one partial takes.
+static constexpr int64_t partial_slot(int64_t rows, int64_t v_head_size) {
   return (rows * partial_row(v_head_size) + 15) / 16 * 16;
 }
 
@@ -46,15 +50,15 @@ struct Kernels {
   // Most rows of one task, and rows of a request up to which it counts as having few.
   int32_t (*block_rows)(const attnplat_cpu_plan *plan);
   int32_t (*few_rows)(const attnplat_cpu_plan *plan);
-  // Scratch that tasks of one thread use one after the other.
-  int64_t (*scratch_bytes)(const attnplat_cpu_plan *plan, const Task *tasks, int64_t count);
+  // Scratch that the task needs, 64-byte aligned.
+  int64_t (*scratch_bytes)(const attnplat_cpu_plan *plan, const Task *task);
   // Before the first and after the last task of a thread.
   void (*enter)(void);
   void (*leave)(void);
-  // Attends; writes out and lse, or the piece's partial.
+  // Attends; writes out and lse, or the task's partials.
   void (*attend)(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
                  const Task *task, void *scratch);
-  // Folds the pieces of the task's result and writes out and lse.
+  // Folds the partials of the task's result and writes out and lse.
   void (*fold)(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
                const Task *task, void *scratch);
   uint64_t (*read)(const void *data, int64_t bytes);

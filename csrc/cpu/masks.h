@@ -97,7 +97,7 @@ struct Masks {
     return bits;
   }
 
-  // Bit n tells whether the token sees key first + n. `named`: a bitmap of its topk, or null.
+  // Bit n tells whether the token sees key first + n. `named`: those of them in its topk, or null.
   uint64_t bits(const Sight &s, int64_t token, int64_t first, const uint64_t *named) const {
     uint64_t seen = span_bits(first, s.low, s.high);
     if (!s.tangled) return seen | span_bits(first, 0, s.head);
@@ -106,7 +106,7 @@ struct Masks {
     for (int64_t n = 0; n < num_ranges; n++)
       if (in_range(n, s.position))
         seen |= span_bits(first, ranges[3 * n + 1], lesser(ranges[3 * n + 2], seq_len));
-    if (named) seen &= named[first / 64];
+    if (named) seen &= *named;
     return seen;
   }
 };
@@ -121,6 +121,7 @@ struct Reach {
     high = head = full_low = 0;
     full_high = kOpen;
     for (int64_t token = first; token < last; token++) add(masks, masks.sight(token));
+    low = greater(low, 0);
     if (high <= low) low = high = 0;
   }
 

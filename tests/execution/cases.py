@@ -67,7 +67,10 @@ class Step:
         return page(self, block_size, layout, spare)
 
     def packed(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.cat(self.k), torch.cat(self.v)
+        config = self.config
+        none = self.q.new_empty(0, config.num_kv_heads or 1, config.head_size)
+        none_v = self.q.new_empty(0, config.num_kv_heads or 1, config.value_size)
+        return torch.cat([none, *self.k]), torch.cat([none_v, *self.v])
 
     def requests(self) -> list[Request]:
         """The same step for the oracle."""

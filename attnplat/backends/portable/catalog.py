@@ -20,6 +20,8 @@ from attnplat.backends.portable.predicates import (
     triton_lacks_e4m3,
     wants_split_indexer,
 )
+from attnplat.config.attention import AttentionConfig
+from attnplat.config.layer import IndexerConfig
 from attnplat.config.names import AttnType, Dtype, Feature, KVCacheDtype, Operation, StateKind
 
 FP16, BF16, FP32 = Dtype.FLOAT16, Dtype.BFLOAT16, Dtype.FLOAT32
@@ -216,6 +218,7 @@ MINIMAX_M3_SPARSE = Backend(
     takes={
         "model": OneOf("minimax_m3"),
         "head_size": OneOf(128),
+        "attn_type": DECODER,
         "dtype": HALF_DTYPES,
         "kv_cache_dtype": triton_kv(
             KVCacheDtype.AUTO, KVCacheDtype.BFLOAT16, *FP8_KV, KVCacheDtype.FP8_E5M2
@@ -265,6 +268,8 @@ TRITON_BLOCK_INDEXER = Backend(
             "minimax_m3_indexer_cp",
             wants_split_indexer,
             "minimax_m3_indexer_cp is set, and this indexer is not split over ranks",
+            IndexerConfig(head_size=128, model_type="minimax_m3", indexer_kv_dtype="bf16"),
+            {"wishes": AttentionConfig(minimax_m3_indexer_cp=True)},
         ),
     ),
     reads=frozenset({"indexer_kv_dtype"}),

@@ -88,6 +88,10 @@ def fused_attention(
     the mask, and there must be one request. LSE only where `cpu_flash_gives_lse`.
     """
     requests, kv_heads, rows, group, size = q.shape
+    if scale <= 0:
+        # The CPU kernel scales maxima and masks of -inf along with the scores, so that a
+        # negative scale turns them round and 0 makes NaN of them.
+        q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
     if folded:
         heads = q.reshape(requests, kv_heads, rows * group, size)
     else:

@@ -208,7 +208,7 @@ class Grouping:
             first_request=r,
             rows=slice(first[0], first[0] + query_len)
             if lone
-            else to_device(index.flatten(), device),
+            else to_device(rows.flatten(), device),
             blocks=self._blocks(members, logical),
             start=start,
             num_keys=stop - start,

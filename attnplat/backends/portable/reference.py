@@ -127,8 +127,9 @@ class ReferenceImpl(AttentionImpl):
             rows.start - request.first_row, rows.stop - request.first_row
         )
         count, keys = rows.stop - rows.start, k.shape[1]
-        q = call.q[rows].double().unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
-        q = q.reshape(kv_heads, group * count, -1).contiguous()
+        # A copy even of float64: results must not depend on strides or alignment.
+        q = call.q[rows].to(torch.float64, copy=True)
+        q = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2).contiguous()
         scores = torch.bmm(q, k.transpose(1, 2)) * self.form.scale
         scores = self._adjusted(scores.view(kv_heads * group, count, keys), request, queries, call)
         topk = None if call.topk_indices is None else call.topk_indices[rows][None]

@@ -13,6 +13,7 @@ weight of 0 there; slots that hold no live token may hold anything.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -61,7 +62,7 @@ class TorchSdpaImpl(AttentionImpl):
     features = TORCH_SDPA_FEATURES
     needs_host_lengths = True
 
-    @property
+    @cached_property
     def fused(self) -> bool:
         """Whether torch's fused kernel can express this layer here."""
         form = self.form
@@ -93,7 +94,7 @@ class TorchSdpaImpl(AttentionImpl):
         workspace: Workspace | None,
     ) -> SdpaSchedule:
         assert lengths is not None
-        form = self.form
+        form, invariant = self.form, Feature.BATCH_INVARIANCE in self.config.needs
         grouping = Grouping(
             form=form,
             batch=batch,
@@ -101,13 +102,13 @@ class TorchSdpaImpl(AttentionImpl):
             lengths=lengths,
             masks=HostMasks.of(form.mask, batch),
             # A bias has its own columns per request; invariance forbids mates in one call.
-            alone=form.position_bias or Feature.BATCH_INVARIANCE in self.config.needs,
+            alone=form.position_bias or invariant,
             fused=self.fused,
             dtype=self.dtype,
             most_keys=WAVE_ELEMENTS // max(form.head_size, form.v_head_size),
         )
         groups = grouping.groups()
-        waves = waves_of(groups, form, grouping.page)
+        waves = waves_of(groups, form, grouping.page, separate=invariant)
         widest = max(form.head_size, form.v_head_size)
         longest = max((len(wave.blocks) for wave in waves), default=0)
         copied = self.dtype if pages is None else self._stored
@@ -140,7 +141,8 @@ class TorchSdpaImpl(AttentionImpl):
         v = k[..., : self.form.v_head_size] if v_copied is None else part.dense(v_copied)
         rows = call.q[group.rows][:, heads.query]
         q = rows.unflatten(0, (group.size, group.query_len)).unflatten(2, (-1, heads.group_size))
-        q = q.permute(0, 2, 1, 3, 4).contiguous()
+        # A copy even where the strides are right: results must not depend on its alignment.
+        q = q.permute(0, 2, 1, 3, 4).clone(memory_format=torch.contiguous_format)
         for tile in group.tiles:
             keys = slice(tile.start, tile.stop)
             out, lse = self._attend_tile(

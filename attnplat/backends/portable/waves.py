@@ -91,15 +91,22 @@ class Wave:
         return into
 
 
-def waves_of(groups: tuple[Group, ...], form: AttentionForm, page: int) -> tuple[Wave, ...]:
-    """The groups in waves of at most `WAVE_ELEMENTS` key elements, or one head of one group."""
+def waves_of(
+    groups: tuple[Group, ...], form: AttentionForm, page: int, *, separate: bool
+) -> tuple[Wave, ...]:
+    """The groups in waves of at most `WAVE_ELEMENTS` key elements, or one head of one group.
+
+    `separate`: one group a wave, so that its copies lie at the same alignment whatever its
+    mates (matrix products may round differently at another).
+    """
     waves: list[Wave] = []
     parts: list[Part] = []
     size = page * max(form.head_size, form.v_head_size)
     offset = 0
     for group, heads in _head_runs(groups, form, size):
         part = Part(group, heads, offset)
-        if parts and (offset + part.num_pages) * size > WAVE_ELEMENTS:
+        full = separate or (offset + part.num_pages) * size > WAVE_ELEMENTS
+        if parts and full:
             waves.append(Wave.of(parts))
             parts, offset = [], 0
             part = Part(group, heads, 0)

@@ -34,6 +34,7 @@ from attnplat.integrations.transformers.keywords import STEP
 from attnplat.integrations.transformers.layers import layer_config, own_rules
 from attnplat.integrations.transformers.masks import StructuredMask
 from attnplat.integrations.transformers.verify import verify, watched, zeros
+from attnplat.platforms.selection import Selection
 
 
 class PagedLayer(CacheLayerMixin):
@@ -166,6 +167,15 @@ class LayerState:
     cache: KVCache
 
 
+@dataclass(frozen=True)
+class LayerKindReport:
+    """Layers of equal config: which they are, and what was decided."""
+
+    config: MhaConfig
+    layers: tuple[int, ...]
+    selection: Selection
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PagedStep:
     """One step of a ragged batch, as every layer receives it.
@@ -269,6 +279,28 @@ class PagedModel:
         """Bytes that one block takes in all layers together."""
         return sum(state.cache.spec.bytes_per_block for state in self.layers.values())
 
+    @property
+    def layer_kinds(self) -> tuple[LayerKindReport, ...]:
+        """What each kind of layer asks for and what was decided for it."""
+        indices: dict[MhaConfig, list[int]] = {}
+        for i, state in self.layers.items():
+            indices.setdefault(state.config, []).append(i)
+        decided = self.kernels.selections
+        return tuple(
+            LayerKindReport(config, tuple(layers), decided[config, self.device])
+            for config, layers in indices.items()
+        )
+
+    def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        """Raise ConfigError where a request has more tokens than the model has positions for."""
+        most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if most is not None and prompt_tokens + max_new_tokens - 1 > most:
+            raise ConfigError(
+                f"a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones do not fit: the "
+                f"model takes {most} (max_position_embeddings); generate at most "
+                f"{max(most - prompt_tokens + 1, 0)}"
+            )
+
     @torch.inference_mode()
     def step(
         self,
@@ -370,6 +402,10 @@ def _ask_layers(model: PreTrainedModel, cache: dict[str, PagedCache]) -> dict[in
                 "it; run the model densely"
             )
         asked = Asked.of(call)
+        if not asked.rules.causal:
+            raise UnsupportedCallError(
+                f"layer {index} is not causal: {type(model).__name__} does not decode token by token"
+            )
         config = layer_config(
             call.module,
             call.query,

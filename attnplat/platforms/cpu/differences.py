@@ -257,22 +257,6 @@ DIFFERENCES: tuple[Difference, ...] = (
         source="vLLM 0.33, MLA prefill selector",
     ),
     Difference(
-        backend="TRITON_INDEXER",
-        subject="takes.indexer_kv_dtype",
-        theirs=OneOf("fp8"),
-        ours="a bf16 index cache too",
-        because="it is the format that needs no scales, for devices without fp8",
-        source="vLLM 0.33, sparse indexer",
-    ),
-    Difference(
-        backend="TRITON_INDEXER",
-        subject="takes.sparse_logits",
-        theirs=None,
-        ours="logits of chosen blocks alone are refused",
-        because="its kernel scores every key",
-        source="vLLM 0.33, sparse indexer",
-    ),
-    Difference(
         backend="TRITON_BLOCK_INDEXER",
         subject="takes.indexer_kv_dtype",
         theirs=OneOf("bf16"),

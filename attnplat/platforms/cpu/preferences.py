@@ -18,7 +18,7 @@ PREFERENCES: tuple[Preference, ...] = (
         serves=MHA,
         on={"traits": VECTORS},
         order=("CPU_ATTN", "TORCH_SDPA", "REFERENCE"),
-        because="reading pages in place saves the copy that torch's kernel needs",
+        because="CPU_ATTN reads pages in place, which saves the copy that torch's kernel needs",
     ),
     Preference(
         serves=MHA,
@@ -29,12 +29,12 @@ PREFERENCES: tuple[Preference, ...] = (
         serves=MLA,
         on={"traits": AMX},
         order=("AMX_MLA", "CPU_MLA", "TORCH_SDPA", "REFERENCE"),
-        because="AMX multiplies all heads with a latent row at once, at the speed of memory",
+        because="AMX_MLA multiplies all heads with a latent row at once, at the speed of memory",
     ),
     Preference(
         serves=MLA,
         order=("CPU_MLA", "TORCH_SDPA", "REFERENCE"),
-        because="one pass over the latent rows serves all heads",
+        because="CPU_MLA passes over the latent rows once for all heads",
     ),
     Preference(
         serves=SPARSE_MLA,

@@ -14,8 +14,8 @@ from attnplat.backends.portable.predicates import (
     model_is_known,
 )
 from attnplat.config.names import Feature
-from attnplat.platforms.cuda import preferences as ours
 from attnplat.platforms.cuda import flash_attention as fa
+from attnplat.platforms.cuda import preferences as ours
 from attnplat.platforms.cuda import rules
 from attnplat.platforms.selection import Preference, Ranked
 from attnplat.platforms.world import World

@@ -221,12 +221,6 @@ _MULTI_HEAD = (
         _ONE_LAYOUT,
     ),
     _never_says(
-        "TRITON_FLASHINFER",
-        "via_FLASHINFER/layout_vs_turboquant",
-        "refused beside TURBOQUANT's layers where the layouts have none in common",
-        _ONE_LAYOUT,
-    ),
-    _never_says(
         ("ROCM_ATTN", "ROCM_AITER_UNIFIED_ATTN"),
         "layout_vs_turboquant",
         "a backend of another vendor is refused",
@@ -241,33 +235,35 @@ _MULTI_HEAD = (
     ),
 )
 
+_FA = ("FLASH_ATTN", "FLASH_ATTN_DIFFKV")
+
 _FLASH_ATTENTION = (
     _never_says(
-        "FLASH_ATTN",
+        _FA,
         "fa_version_forced",
         "a forced version that cannot serve the layer is refused",
         "a version is a request, and a request is never replaced silently",
     ),
     _never_says(
-        "FLASH_ATTN",
+        _FA,
         "fa_version_head_size",
         "heads beyond what the version serving the layer takes are refused",
         "the class asks whether version 4 is installed, and version 2 then gets the layer",
     ),
     _never_says(
-        "FLASH_ATTN",
+        _FA,
         "fa_version_sinks",
         "sinks are refused where the layer falls to version 2",
         "the class asks for the version without the head size, and version 2 has no sinks",
     ),
     _never_says(
-        "FLASH_ATTN",
+        _FA,
         "fa4_block_size",
         "each layer's block size is judged by its own head size and cache",
         _PER_LAYER,
     ),
     _differs(
-        "FLASH_ATTN",
+        _FA,
         "takes.block_size",
         Cases(
             (they.fa_has_model_of_512, MultipleOf(64)),
@@ -278,21 +274,21 @@ _FLASH_ATTENTION = (
         _PER_LAYER,
     ),
     _says(
-        "FLASH_ATTN",
+        _FA,
         "fa_sink_below_sm90",
         they.fa_sinks_before_hopper,
         "sinks are refused once, as a feature",
         _TOLD_ONCE,
     ),
     _says(
-        "FLASH_ATTN",
+        _FA,
         "fa_fp8_kv_version",
         they.fa_reads_no_such_cache,
         "asked of fp8 caches that some version here reads",
         "any other cache is refused as such",
     ),
     _says(
-        "FLASH_ATTN",
+        _FA,
         "fa_mm_prefix_needs_fa4",
         they.fa_spans_without_4,
         "asked where version 4 runs on the device",
@@ -307,7 +303,7 @@ _FLASH_ATTENTION = (
     ),
     *(
         _differs(
-            "FLASH_ATTN",
+            _FA,
             f"feature.{feature}",
             they.fa_is_3_or_4,
             "compute capability 11 gets version 4 by default",

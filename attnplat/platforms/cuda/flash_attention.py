@@ -66,24 +66,28 @@ def ask_of(config: Any) -> Ask:
 # Availability -----------------------------------------------------------------------------
 
 
-def is_usable(version: int, world: World) -> bool:
-    """Whether a version of FlashAttention is installed and runs on the device."""
+def fa2_usable(world: World) -> bool:
+    """FlashAttention 2 is installed and runs on the device."""
     capability = world.device.capability
-    if capability is None or not world.inventory.usable(f"fa{version}"):
-        return False
-    if version == 2:
-        return capability >= OLDEST
-    return capability[0] == 9 if version == 3 else capability[0] in (9, 10, 11)
+    return capability is not None and capability >= OLDEST and world.inventory.usable("fa2")
 
 
 def fa3_usable(world: World) -> bool:
     """FlashAttention 3 is installed and the device is a Hopper."""
-    return is_usable(3, world)
+    return world.device.major == 9 and world.inventory.usable("fa3")
 
 
 def fa4_usable(world: World) -> bool:
     """FlashAttention 4 is installed and runs on the device."""
-    return is_usable(4, world)
+    return world.device.major in (9, 10, 11) and world.inventory.usable("fa4")
+
+
+_USABLE = {2: fa2_usable, 3: fa3_usable, 4: fa4_usable}
+
+
+def is_usable(version: int, world: World) -> bool:
+    """Whether a version of FlashAttention is installed and runs on the device."""
+    return world.holds(_USABLE[version])
 
 
 # Steps ------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ def head_is_beyond_version(config: Any, world: World) -> bool:
 
 def sinks_are_beyond_version(config: Any, world: World) -> bool:
     """The layer has sinks and resolves to FlashAttention 2, which has none."""
-    if Feature.SINKS not in config.needs or not fa_is_3_or_4(world):
+    if Feature.SINKS not in config.needs or not world.holds(fa_is_3_or_4):
         return False
     return resolve_version(ask_of(config), world) == 2
 
@@ -259,7 +263,7 @@ def is_hopper_fp8_with_spans(config: Any, world: World) -> bool:
 
 def fp8_is_beyond_version(config: Any, world: World) -> bool:
     """An fp8 cache that the version serving this layer does not read, though others do."""
-    if config.kv_cache_dtype not in ("fp8", "fp8_e4m3") or not fa_takes_fp8(world):
+    if config.kv_cache_dtype not in ("fp8", "fp8_e4m3") or not world.holds(fa_takes_fp8):
         return False
     return not takes_fp8(ask_of(config), world)
 

@@ -26,10 +26,13 @@ from attnplat.backends.portable.catalog import (
     PLAIN_KV,
     TRITON_ATTN,
 )
+from attnplat.config.attention import AttentionConfig
 from attnplat.config.layer import MhaConfig
 from attnplat.config.names import Feature, KVCacheDtype
+from attnplat.config.run import RunContext
 from attnplat.platforms.cuda import flash_attention as fa
 from attnplat.platforms.cuda import flashinfer as fi
+from attnplat.platforms.inventory import Inventory
 
 
 def capabilities(least: tuple[int, int], most: tuple[int, int]) -> Required:
@@ -58,41 +61,57 @@ FA_RULES = (
         "fa_version_forced",
         fa.forced_version_is_not_used,
         "flash_attn_version asks for a version that cannot serve this layer on this device",
+        MhaConfig(head_size=128),
+        {"arch": "sm80", "wishes": AttentionConfig(flash_attn_version=3)},
     ),
     Rule(
         "fa_version_missing",
         fa.no_version_runs,
         "the version of FlashAttention that this layer needs is not installed or does not run here",
+        MhaConfig(head_size=128),
+        {"arch": "sm80", "inventory": Inventory.assume({"flash-attn-4": "4.0.0"})},
     ),
     Rule(
         "fa_version_head_size",
         fa.head_is_beyond_version,
-        "FlashAttention 2 and 3 stop at heads of 256, and version 4 has no kernel for this one here",
+        "FlashAttention 2 and 3 stop at heads of 256, and 4 has no kernel for this one here",
+        MhaConfig(head_size=264),
+        {"arch": "sm100"},
     ),
     Rule(
         "fa_version_sinks",
         fa.sinks_are_beyond_version,
         "with sinks this layer falls to FlashAttention 2, which has none",
+        MhaConfig(head_size=192, sinks=True),
+        {"arch": "sm100"},
     ),
     Rule(
         "fa_sm90_fp8_mm_prefix",
         fa.is_hopper_fp8_with_spans,
         "image spans over an fp8 cache have no kernel on Hopper",
+        MhaConfig(head_size=512, kv_cache_dtype="fp8", mm_prefix=True),
+        {"arch": "sm90"},
     ),
     Rule(
         "fa_fp8_kv_version",
         fa.fp8_is_beyond_version,
         "the version of FlashAttention that serves this layer does not read fp8 caches",
+        MhaConfig(head_size=192, kv_cache_dtype="fp8"),
+        {"arch": "sm100"},
     ),
     Rule(
         "fa_mm_prefix_needs_fa4",
         fa.spans_are_beyond_version,
         "image spans need FlashAttention 4, and another version serves this layer",
+        MhaConfig(head_size=128, mm_prefix=True),
+        {"arch": "sm90"},
     ),
     Rule(
         "fa4_block_size",
         fa.block_is_not_own_kernels,
         "FlashAttention 4's kernel for this head and cache takes other block sizes",
+        MhaConfig(head_size=256, block_size=16),
+        {"arch": "sm100"},
     ),
 )
 
@@ -100,9 +119,7 @@ _FA_HEADS: Cases = Cases(
     (fa.fa4_usable, Both(MultipleOf(8), AtMost(512))), otherwise=Both(MultipleOf(8), AtMost(256))
 )
 _FA_READS = frozenset({"flash_attn_version", "flash_attn_max_num_splits_for_cuda_graph"})
-_FA_GRAPHS = Cases(
-    (fa.fa_is_3_or_4, GraphSupport.ALWAYS), otherwise=GraphSupport.UNIFORM_BATCH
-)
+_FA_GRAPHS = Cases((fa.fa_is_3_or_4, GraphSupport.ALWAYS), otherwise=GraphSupport.UNIFORM_BATCH)
 _FA_ALWAYS = (
     PAGED
     | {Feature.SLIDING_WINDOW, Feature.LOGITS_SOFT_CAP, Feature.ALIBI, Feature.NON_CAUSAL}
@@ -150,6 +167,7 @@ FLASH_ATTN_DIFFKV = Backend(
             fa.narrow_values_need_3_or_4,
             "values narrower than keys need FlashAttention 3 or 4, and version 2 serves this layer",
             MhaConfig(head_size=256, v_head_size=128),
+            {"arch": "sm80"},
         ),
     ),
     reads=_FA_READS,
@@ -194,17 +212,23 @@ FLASHINFER = Backend(
             "fi_nvfp4_head64",
             fi.is_nvfp4_with_head_64,
             "FlashInfer's own kernels have no nvfp4 cache for heads of 64",
+            MhaConfig(head_size=64, kv_cache_dtype="nvfp4"),
+            {"arch": "sm90"},
         ),
         Rule(
             "fi_nvfp4_sink",
             fi.is_nvfp4_with_sinks,
             "FlashInfer's own kernels take no sinks with an nvfp4 cache",
+            MhaConfig(head_size=128, kv_cache_dtype="nvfp4", sinks=True),
+            {"arch": "sm90"},
         ),
         Rule(
             "layout_vs_turboquant",
             fi.layout_cannot_join_turboquant,
             "its KV layouts here (LBHNC, BLHNC) share none with TURBOQUANT's (LBNHC), which the "
             "other layers of this run use",
+            MhaConfig(head_size=128),
+            {"arch": "sm100", "run": RunContext(run_kv_cache_dtype="turboquant_k8v4")},
         ),
     ),
     reads=frozenset({"use_trtllm_attention", "disable_flashinfer_q_quantization"}),
@@ -234,6 +258,8 @@ TRITON_FLASH_ATTN = composite(
             "via_FLASH_ATTN/fa_causal_route_version",
             fa.causal_half_is_2,
             "steps without image spans would fall to FlashAttention 2",
+            MhaConfig(head_size=256, mm_prefix=True),
+            {"arch": "sm90", "wishes": AttentionConfig(flash_attn_version=2)},
         ),
     ),
     preferred_block_size=16,
@@ -260,7 +286,7 @@ B12X = Backend(
         "attn_type": DECODER,
         "dtype": OneOf(BF16),
         "kv_cache_dtype": OneOf(KVCacheDtype.AUTO, KVCacheDtype.BFLOAT16, *FP8_KV),
-        "block_size": MultipleOfAny(64, 128),
+        "block_size": OneOf(64, 128),
     },
     features=PAGED | {Feature.SINKS, Feature.SLIDING_WINDOW},
     on={"capability": Required(OneOf((12, 0), (12, 1)))},

@@ -106,13 +106,20 @@ ORDINARY_LATENT = Preference(
 V4 = Preference(
     serves=SPARSE_MLA,
     when=rules.is_deepseek_v4,
-    order=("FLASHMLA_SPARSE_DSV4", "FLASHINFER_MLA_SPARSE_DSV4"),
+    order=("FLASHMLA_SPARSE_DSV4", "FLASHINFER_MLA_SPARSE_DSV4", *_LAST),
+    never_first=_NEVER,
     because="FlashMLA was written with the model; consumer Blackwell has FlashInfer's kernels only",
 )
 V41 = Preference(
     serves=SPARSE_MLA,
     when=rules.is_deepseek_v41,
-    order=("FLASHMLA_MEGA_ATTN_DSV41", "FLASHMLA_SPARSE_DSV41", "FLASHINFER_MLA_SPARSE_DSV41"),
+    order=(
+        "FLASHMLA_MEGA_ATTN_DSV41",
+        "FLASHMLA_SPARSE_DSV41",
+        "FLASHINFER_MLA_SPARSE_DSV41",
+        *_LAST,
+    ),
+    never_first=_NEVER,
     because="the fused kernel leads where heads fall into its groups, then FlashMLA's",
 )
 BLACKWELL_SPARSE_QUANTISED = Preference(

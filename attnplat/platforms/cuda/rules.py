@@ -37,9 +37,7 @@ def _nope(config: Any) -> int | None:
 def is_512_off_hopper_or_quantised(config: Any, world: World) -> bool:
     """Cache rows of 512 on another device than Hopper, or in another format."""
     hopper = world.device.major == 9
-    return config.head_size == LATENT_512 and not (
-        hopper and config.kv_cache_dtype in _ROWS_OF_512
-    )
+    return config.head_size == LATENT_512 and not (hopper and config.kv_cache_dtype in _ROWS_OF_512)
 
 
 def is_512_with_rope(config: Any, world: World) -> bool:

@@ -16,8 +16,10 @@ from attnplat.backends.portable.catalog import (
     SPARSE_MLA,
 )
 from attnplat.backends.portable.predicates import wants_split_indexer
+from attnplat.config.attention import AttentionConfig
 from attnplat.config.layer import IndexerConfig, SparseMlaConfig
 from attnplat.config.names import Feature, KVCacheDtype
+from attnplat.config.run import RunContext
 from attnplat.platforms.cuda import rules
 from attnplat.platforms.cuda.flashinfer import (
     is_consumer_blackwell,
@@ -26,6 +28,7 @@ from attnplat.platforms.cuda.flashinfer import (
 )
 from attnplat.platforms.cuda.latent import FLASHMLA_PACKAGE
 from attnplat.platforms.cuda.multi_head import FA3, FA4, FLASHINFER_PACKAGE, majors
+from attnplat.platforms.inventory import Inventory
 
 ENGINE_KERNELS = Package(
     "an engine's build", feature="engine_kernels", why="its kernels are compiled into engines"
@@ -36,6 +39,8 @@ NO_SPLIT_INDEXER = Rule(
     "minimax_m3_indexer_cp",
     wants_split_indexer,
     "minimax_m3_indexer_cp is set, and only AMD's kernels split the indexer over ranks",
+    IndexerConfig(head_size=128, model_type="minimax_m3", indexer_kv_dtype="bf16"),
+    {"wishes": AttentionConfig(minimax_m3_indexer_cp=True)},
 )
 
 _AUTO_BF16 = (KVCacheDtype.AUTO, KVCacheDtype.BFLOAT16)
@@ -79,6 +84,7 @@ FLASHMLA_SPARSE = Backend(
             rules.is_nvfp4_rows_off_blackwell,
             "nvfp4 rows are read on compute capability 10 only",
             SparseMlaConfig(head_size=576, kv_cache_dtype="nvfp4_ds_mla"),
+            {"arch": "sm90"},
         ),
     ),
     reads=_SPARSE_READS | {"hisparse_config"},
@@ -86,26 +92,26 @@ FLASHMLA_SPARSE = Backend(
     preferred_block_size=64,
 )
 
-_FI_SPARSE_RULES = (
-    Rule(
-        "fi_sparse_pcp_dcp",
-        rules.is_context_parallel_both_ways,
-        "prefill and decode context parallelism cannot be combined",
-    ),
-    Rule(
-        "fi_sparse_norope_dims",
-        rules.is_no_rope_of_other_sizes,
-        "without a rotated part it takes an un-rotated part of 256 and a latent of 512",
-        SparseMlaConfig(
-            head_size=512, qk_nope_head_dim=128, qk_rope_head_dim=0, kv_lora_rank=512
-        ),
-    ),
-    Rule(
-        "fi_sparse_nope_dim",
-        rules.is_rope_of_other_sizes,
-        "beside a rotated part it takes an un-rotated part of 128 or 192",
-        SparseMlaConfig(head_size=576, qk_nope_head_dim=64, qk_rope_head_dim=64, kv_lora_rank=512),
-    ),
+_NOT_BOTH_RANKS = Rule(
+    "fi_sparse_pcp_dcp",
+    rules.is_context_parallel_both_ways,
+    "prefill and decode context parallelism cannot be combined",
+    SparseMlaConfig(head_size=576),
+    {"arch": "sm100", "run": RunContext(pcp_size=2, dcp_size=2)},
+)
+_NO_ROPE_SIZES = Rule(
+    "fi_sparse_norope_dims",
+    rules.is_no_rope_of_other_sizes,
+    "without a rotated part it takes an un-rotated part of 256 and a latent of 512",
+    SparseMlaConfig(head_size=512, qk_nope_head_dim=128, qk_rope_head_dim=0, kv_lora_rank=512),
+    {"arch": "sm100"},
+)
+_NOPE_SIZES = Rule(
+    "fi_sparse_nope_dim",
+    rules.is_rope_of_other_sizes,
+    "beside a rotated part it takes an un-rotated part of 128 or 192",
+    SparseMlaConfig(head_size=576, qk_nope_head_dim=64, qk_rope_head_dim=64, kv_lora_rank=512),
+    {"arch": "sm100"},
 )
 
 FLASHINFER_MLA_SPARSE = Backend(
@@ -122,7 +128,7 @@ FLASHINFER_MLA_SPARSE = Backend(
     features=_SPARSE | {Feature.DCP},
     on={"capability": majors(10)},
     requires=(FLASHINFER_PACKAGE,),
-    forbids=_FI_SPARSE_RULES,
+    forbids=(_NOT_BOTH_RANKS, _NO_ROPE_SIZES, _NOPE_SIZES),
     reads=_SPARSE_READS,
     graphs=GraphSupport.UNIFORM_BATCH,
     preferred_block_size=32,
@@ -151,8 +157,10 @@ FLASH_ATTN_MLA_SPARSE_FA4 = Backend(
             rules.is_odd_head_count,
             "over all decode-context ranks it takes 8, 16, 32 or 64 heads, or 128 on one rank",
             SparseMlaConfig(head_size=576, num_heads=24),
+            {"arch": "sm100"},
         ),
-        *_FI_SPARSE_RULES,
+        _NOT_BOTH_RANKS,
+        _NOPE_SIZES,
     ),
     reads=_SPARSE_READS,
     graphs=GraphSupport.UNIFORM_BATCH,
@@ -174,9 +182,7 @@ FLASHINFER_MLA_SPARSE_SM90 = Backend(
     },
     features=_SPARSE,
     on={"capability": majors(9)},
-    requires=(
-        Package("flashinfer-python", feature="flashinfer_sparse_sm90", why="its kernels"),
-    ),
+    requires=(Package("flashinfer-python", feature="flashinfer_sparse_sm90", why="its kernels"),),
     reads=_SPARSE_READS,
     graphs=GraphSupport.UNIFORM_BATCH,
     preferred_block_size=64,
@@ -214,9 +220,7 @@ FLASHINFER_MLA_SPARSE_SM120 = Backend(
     },
     features=_SPARSE,
     on={"capability": majors(12)},
-    requires=(
-        Package("flashinfer-python", feature="flashinfer_sparse_sm120", why="its kernels"),
-    ),
+    requires=(Package("flashinfer-python", feature="flashinfer_sparse_sm120", why="its kernels"),),
     reads=_SPARSE_READS,
     graphs=GraphSupport.UNIFORM_BATCH,
     preferred_block_size=64,
@@ -225,20 +229,26 @@ FLASHINFER_MLA_SPARSE_SM120 = Backend(
 # DeepSeek-V4 and V4.1 ----------------------------------------------------------------------
 
 _V4, _V41 = OneOf("deepseek_v4"), OneOf("deepseek_v41")
-_V4_FEATURES = PAGED | {Feature.SINKS}
+# Beside the chosen rows each layer reads the newest ones, and some layers those alone.
+_V4_FEATURES = PAGED | {Feature.SINKS, Feature.SLIDING_WINDOW}
 _FLASHMLA_V4_KV = (KVCacheDtype.AUTO, KVCacheDtype.FP8, KVCacheDtype.FP8_DS_MLA)
 _V4_ROWS = OneOf(512)
 
+_FLASHINFER_BEFORE_PACKED = {"flashinfer-python": "0.6.0", "flashinfer-cubin": "0.6.0"}
 _FI_V4_RULES = (
     Rule(
         "dsv4_fi_sm10x_fp8_ds_mla",
         rules.is_fp8_rows_on_datacenter_blackwell,
         "on compute capability 10 it takes plain or fp8 rows, not fp8_ds_mla",
+        SparseMlaConfig(head_size=512, kv_cache_dtype="fp8_ds_mla", model_type="deepseek_v4"),
+        {"arch": "sm100"},
     ),
     Rule(
         "fi_sm120_api",
         rules.lacks_packed_decode,
         "on compute capability 12 it needs a FlashInfer with packed sparse decode",
+        SparseMlaConfig(head_size=512, kv_cache_dtype="fp8", model_type="deepseek_v4"),
+        {"arch": "sm120", "inventory": Inventory.assume(_FLASHINFER_BEFORE_PACKED)},
     ),
 )
 
@@ -341,6 +351,7 @@ FLASHMLA_MEGA_ATTN_DSV41 = Backend(
             rules.has_no_mega_groups,
             "it works on groups of 8 heads, as many as share one output projection",
             SparseMlaConfig(head_size=512, num_heads=4, model_type="deepseek_v41"),
+            {"arch": "sm100"},
         ),
     ),
     graphs=GraphSupport.ALWAYS,
@@ -352,6 +363,7 @@ FLASHMLA_MEGA_ATTN_DSV41 = Backend(
 _MSA_TAKES = {
     "model": OneOf("minimax_m3"),
     "head_size": OneOf(128),
+    "attn_type": DECODER,
     "dtype": HALF_DTYPES,
     "kv_cache_dtype": OneOf(*_AUTO_BF16, *FP8_KV, KVCacheDtype.NVFP4),
     "block_size": MultipleOf(128),
@@ -384,6 +396,7 @@ STEP5_DSA = Backend(
     takes={
         "model": OneOf("step5"),
         "head_size": OneOf(192),
+        "attn_type": DECODER,
         "dtype": HALF_DTYPES,
         "kv_cache_dtype": OneOf(*_AUTO_BF16, *FP8_KV),
         "block_size": MultipleOf(16),
@@ -420,6 +433,7 @@ DEEPGEMM_INDEXER = Backend(
             rules.is_sparse_logits_of_fp8,
             "sparse logits need an mxfp4 index cache",
             IndexerConfig(head_size=128, indexer_kv_dtype="fp8", sparse_logits=True),
+            {"arch": "sm100"},
         ),
     ),
     reads=frozenset({"indexer_kv_dtype", "indexer_sparse_logits"}),

@@ -22,6 +22,8 @@ _SELECTOR = "vLLM 0.33, ROCm platform, selector"
 _ROWS = "vLLM 0.33, ROCm platform, recorded decisions"
 _VISION = "vLLM 0.33, ROCm platform, vision selector"
 _V4 = "vLLM 0.33, DeepSeek-V4 model code"
+# Two names of one decode: they differ in the prefill that an engine pairs with it.
+_AITER_MLA = ("ROCM_AITER_MLA", "ROCM_AITER_TRITON_MLA")
 _ENGINE_CLASSES = (
     "FLASH_ATTN_DIFFKV",
     "TRITON_FLASH_ATTN",
@@ -149,7 +151,9 @@ def _accepts(rule: str, theirs: Any, ours: str, because: str, source: str) -> Di
     )
 
 
-def _unchecked_package(backend: str, operation: Operation | None = None) -> Difference:
+def _unchecked_package(
+    backend: str | tuple[str, ...], operation: Operation | None = None
+) -> Difference:
     return Difference(
         backend=backend,
         subject="requires",
@@ -183,7 +187,7 @@ def _told_as_combination(backend: str, code: str, lacks: Any) -> Difference:
     )
 
 
-def _any_device(backend: str) -> Difference:
+def _any_device(backend: str | tuple[str, ...]) -> Difference:
     return Difference(
         backend=backend,
         subject="on.traits",
@@ -194,7 +198,7 @@ def _any_device(backend: str) -> Difference:
     )
 
 
-def _any_latent_row(backend: str) -> Difference:
+def _any_latent_row(backend: str | tuple[str, ...]) -> Difference:
     return Difference(
         backend=backend,
         subject="takes.head_size",
@@ -205,7 +209,7 @@ def _any_latent_row(backend: str) -> Difference:
     )
 
 
-def _inherited_pcp(backend: str) -> Difference:
+def _inherited_pcp(backend: str | tuple[str, ...]) -> Difference:
     return Difference(
         backend=backend,
         subject="feature.pcp",
@@ -351,8 +355,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         _unchecked_package(name)
         for name in (
             "ROCM_AITER_UNIFIED_ATTN",
-            "ROCM_AITER_MLA",
-            "ROCM_AITER_TRITON_MLA",
+            _AITER_MLA,
             "ROCM_AITER_MLA_SPARSE",
             "ROCM_FLASHMLA_SPARSE_DSV4",
             "ROCM_FLASHMLA_SPARSE_DSV41",
@@ -364,8 +367,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         _any_device(name)
         for name in (
             "ROCM_AITER_UNIFIED_ATTN",
-            "ROCM_AITER_MLA",
-            "ROCM_AITER_TRITON_MLA",
+            _AITER_MLA,
             "ROCM_AITER_MLA_SPARSE",
         )
     ),
@@ -374,8 +376,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     *(
         _any_latent_row(name)
         for name in (
-            "ROCM_AITER_MLA",
-            "ROCM_AITER_TRITON_MLA",
+            _AITER_MLA,
             "ROCM_AITER_MLA_SPARSE",
         )
     ),
@@ -383,8 +384,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         _inherited_pcp(name)
         for name in (
             "TRITON_MLA",
-            "ROCM_AITER_MLA",
-            "ROCM_AITER_TRITON_MLA",
+            _AITER_MLA,
         )
     ),
     *(

@@ -37,6 +37,7 @@ PREFERENCES: tuple[Preference, ...] = (
         order=(
             "TRITON_ATTN_DIFFKV",
             Ranked("ROCM_AITER_FA", rules.aiter_mha_is_on),
+            "FLEX_ATTENTION",
             "TORCH_SDPA",
             "REFERENCE",
         ),
@@ -50,6 +51,7 @@ PREFERENCES: tuple[Preference, ...] = (
             Ranked("ROCM_AITER_UNIFIED_ATTN", rules.unified_is_on),
             "ROCM_ATTN",
             "TRITON_ATTN",
+            "FLEX_ATTENTION",
             "TURBOQUANT",
             "ROCM_OCTAVE",
             "ULTRAQUANT",
@@ -133,10 +135,6 @@ BY_NAME: tuple[ByName, ...] = (
     ByName(
         "ROCM_SEGMENTED_ATTN",
         "whether segments pay depends on the length of the contexts, which is not known here",
-    ),
-    ByName(
-        "FLEX_ATTENTION",
-        "it compiles a kernel per mask; TRITON_ATTN and TORCH_SDPA take what it takes",
     ),
 )
 

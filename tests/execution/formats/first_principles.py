@@ -272,3 +272,134 @@ ROWS: dict[str, Callable[[list[Fraction]], bytes]] = {
     "index_fp8_132_e8m0": index_fp8_132_e8m0,
     "index_mxfp4_68": mxfp4,
 }
+
+
+# --- and back: any bytes to numbers, None where a code or its scale is NaN ---------------------
+
+
+def times(a: Fraction | None, b: Fraction | None) -> Fraction | None:
+    return NAN if a is NAN or b is NAN else a * b
+
+
+def scaled(name: str, codes: list[int], scales: list[Fraction | None]) -> list[Fraction | None]:
+    """The numbers of codes, of which equal parts share each scale."""
+    part = len(codes) // len(scales)
+    return [times(value(name, c), scales[i // part]) for i, c in enumerate(codes)]
+
+
+def halves(data: bytes) -> list[int]:
+    return [half for byte in data for half in (byte % 16, byte // 16)]
+
+
+def as_float32(data: bytes) -> list[Fraction]:
+    return [Fraction(x) for x in struct.unpack(f"<{len(data) // 4}f", data)]
+
+
+def as_bfloat16(data: bytes) -> list[Fraction]:
+    pairs = zip(data[::2], data[1::2], strict=True)
+    return [x for pair in pairs for x in as_float32(bytes([0, 0, *pair]))]
+
+
+def as_e8m0(data: bytes) -> list[Fraction | None]:
+    return [NAN if byte == 255 else two_to(byte - 127) for byte in data]
+
+
+def as_e4m3(data: bytes) -> list[Fraction | None]:
+    return [value("e4m3fn", byte) for byte in data]
+
+
+def from_int4(row: bytes, size: int) -> list[Fraction | None]:
+    (word,) = struct.unpack("<I", row[-4:])
+    (scale,) = as_float32(struct.pack("<I", word - word % 16))
+    return [(code - word % 16) * scale for code in halves(row)[:size]]
+
+
+def from_mla_nvfp4(row: bytes) -> list[Fraction | None]:
+    scales = as_e4m3(bytes(row[320 + 8 * (s & 3) + (s >> 2)] for s in range(32)))
+    return [*scaled("e2m1", halves(row[:256]), scales), *as_e4m3(row[256:320])]
+
+
+# encoding -> (bytes of a row, positions of float32 and bfloat16 words in it, decoder); sizes are
+# 64 where the format does not fix one
+BYTES: dict[str, tuple[int, range, range, Callable[[bytes], list[Fraction | None]]]] = {
+    "int8_th": (
+        68,
+        range(64, 68, 4),
+        range(0),
+        lambda r: [Fraction(c - 256 * (c > 127)) * as_float32(r[64:])[0] for c in r[:64]],
+    ),
+    "fp8_th": (
+        68,
+        range(64, 68, 4),
+        range(0),
+        lambda r: scaled("e4m3fn", list(r[:64]), as_float32(r[64:])),
+    ),
+    "fp8_th_fnuz": (
+        68,
+        range(64, 68, 4),
+        range(0),
+        lambda r: scaled("e4m3fnuz", list(r[:64]), as_float32(r[64:])),
+    ),
+    "int4_th": (36, range(32, 36, 4), range(0), lambda r: from_int4(r, 64)),
+    "nvfp4": (36, range(0), range(0), lambda r: scaled("e2m1", halves(r[:32]), as_e4m3(r[32:]))),
+    "mxfp4": (34, range(0), range(0), lambda r: scaled("e2m1", halves(r[:32]), as_e8m0(r[32:]))),
+    "mxfp8": (66, range(0), range(0), lambda r: scaled("e4m3fn", list(r[:64]), as_e8m0(r[64:]))),
+    "mla_fp8_656": (
+        656,
+        range(512, 528, 4),
+        range(528, 656, 2),
+        lambda r: [
+            *scaled("e4m3fn", list(r[:512]), as_float32(r[512:528])),
+            *as_bfloat16(r[528:]),
+        ],
+    ),
+    "mla_fp8_584": (
+        584,
+        range(0),
+        range(448, 576, 2),
+        lambda r: [
+            *scaled("e4m3fn", list(r[:448]), as_e8m0(r[576:583])),
+            *as_bfloat16(r[448:576]),
+        ],
+    ),
+    "mla_fp8_528": (
+        528,
+        range(0),
+        range(0),
+        lambda r: scaled("e4m3fn", list(r[:512]), as_e8m0(r[512:])),
+    ),
+    "mla_nvfp4_352": (352, range(0), range(0), from_mla_nvfp4),
+    "index_fp8_132": (
+        132,
+        range(128, 132, 4),
+        range(0),
+        lambda r: scaled("e4m3fn", list(r[:128]), as_float32(r[128:])),
+    ),
+    "index_fp8_132_fnuz": (
+        132,
+        range(128, 132, 4),
+        range(0),
+        lambda r: scaled("e4m3fnuz", list(r[:128]), as_float32(r[128:])),
+    ),
+    "index_fp8_132_e8m0": (
+        132,
+        range(0),
+        range(0),
+        lambda r: scaled("e4m3fn", list(r[:128]), as_e8m0(r[128:])),
+    ),
+    "index_mxfp4_68": (
+        68,
+        range(0),
+        range(0),
+        lambda r: scaled("e2m1", halves(r[:64]), as_e8m0(r[64:])),
+    ),
+}
+
+
+def finite_words(row: bytes, words: range, halfwords: range) -> bytes:
+    """`row` with the float32 and bfloat16 words that it has made finite."""
+    changed = bytearray(row)
+    for start, size in [*((w, 4) for w in words), *((w, 2) for w in halfwords)]:
+        if changed[start + size - 1] % 128 == 127:
+            changed[start + size - 1] -= 1
+    return bytes(changed)

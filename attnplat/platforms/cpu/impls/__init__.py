@@ -1,0 +1,1 @@
+"""What the CPU platform runs itself."""

@@ -1,0 +1,341 @@
+"""CPU_ATTN: attention by the C++ kernels, in place over pages of any layout and block size.
+
+Heads of a group are rows beside each other, so that every key is read once for all of them. A
+request's bits depend on nothing but itself: not on threads, on the batch or on how its work was
+cut.
+
+A key that is hidden from some rows but live must be finite, as its value is multiplied by a
+weight of 0 there; slots that no row sees may hold anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+
+from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
+from attnplat.backends.formats.encodings import Encoding
+from attnplat.backends.interface import AttentionImpl, Call, Plan, Schedule
+from attnplat.backends.workspace import ALIGNMENT, Workspace
+from attnplat.config.env import read_env
+from attnplat.config.layer import LayerConfig
+from attnplat.config.names import Feature, Operation
+from attnplat.errors import ConfigError, PackageError, PlanMismatchError, WorkspaceTooSmallError
+from attnplat.platforms.cpu.kernels import library
+from attnplat.platforms.cpu.kernels.library import (
+    ABI,
+    ENCODINGS,
+    BlockError,
+    KernelError,
+    Library,
+    PlanStruct,
+    Tasks,
+    TensorsStruct,
+)
+
+MOST_PARTIALS = 4 << 20
+"""Floats of partial results that a schedule makes at most."""
+
+FEATURES: frozenset[Feature] = frozenset(
+    {
+        Feature.SLIDING_WINDOW,
+        Feature.CHUNKED_LOCAL,
+        Feature.LOGITS_SOFT_CAP,
+        Feature.SINKS,
+        Feature.STATIC_SINK_TOKENS,
+        Feature.ALIBI,
+        Feature.POSITION_BIAS,
+        Feature.NON_CAUSAL,
+        Feature.PER_REQUEST_CAUSAL,
+        Feature.TREE_MASK,
+        Feature.MM_PREFIX,
+        Feature.PREFIX_LENGTHS,
+        Feature.RSWA,
+        Feature.TOPK,
+        Feature.V_HEAD_SIZE,
+        Feature.LSE,
+        Feature.DETERMINISTIC,
+        Feature.BATCH_INVARIANCE,
+        Feature.KV_CONNECTOR,
+        Feature.ADAPTIVE_VERIFICATION,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CpuSchedule(Schedule):
+    """The library's tasks, and what their pointers point to.
+
+    Attributes:
+        struct: the plan as the library reads it.
+        tasks: the work, in pieces.
+        kept: the tensors that `struct` points into.
+        scratch: room for partial results, or None where there are none.
+        per_request_bias: whether a position bias of one request per row is meant.
+    """
+
+    struct: PlanStruct
+    tasks: Tasks
+    kept: tuple[torch.Tensor, ...]
+    scratch: Workspace | None
+
+
+class CpuAttnImpl(AttentionImpl):
+    """Attention of one layer by the C++ kernels.
+
+    `isa` is the instruction set to use; left out, the one of ATTNPLAT_CPU_ISA, or the highest
+    that this machine has.
+    """
+
+    name = "CPU_ATTN"
+    operations = frozenset({Operation.MHA})
+    features = FEATURES
+    encodings: ClassVar[frozenset[Encoding]] = frozenset(
+        {Encoding.FLOAT32, Encoding.BFLOAT16, Encoding.FLOAT16}
+    )
+    block_size = 128
+    needs_host_lengths = True
+
+    def __init__(
+        self,
+        config: LayerConfig,
+        device: torch.device | str,
+        encoding: Encoding | str | None,
+        isa: str | None = None,
+    ) -> None:
+        super().__init__(config, device, encoding)
+        if self.device.type != "cpu":
+            raise ConfigError(f"{self.name} runs on the CPU; the device is {self.device}")
+        if self.form.dtype.value not in ENCODINGS:
+            raise ConfigError(
+                f"{self.name} computes in float32, bfloat16 and float16; the layer's dtype is "
+                f"{self.form.dtype.value}"
+            )
+        self.library, self._isa = _load(isa)
+        self._base = self._plan_base()
+
+    @classmethod
+    def create(
+        cls,
+        config: LayerConfig,
+        device: torch.device | str,
+        *,
+        encoding: Encoding | str | None = None,
+        isa: str | None = None,
+    ) -> Self:
+        """The implementation for layers of `config`; `isa` as the class says.
+
+        Raises PackageError where the kernels were not built, ConfigError as the base does and
+        for an instruction set that this machine does not run.
+        """
+        return cls(config, device, encoding, isa)
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return self.library.isas[self._isa]
+
+    def workspace_bytes(self, bounds: BatchBounds) -> int:
+        """Room for partial results: 16 MiB, less where rows are few and short."""
+        rows = min(bounds.max_query_len * self.form.group_size, 256)
+        slots = (bounds.max_seq_len // 512 + 2) * bounds.max_reqs * self.form.num_kv_heads
+        floats = slots * (rows * (self.form.v_head_size + 2) + 15)
+        return 4 * min(floats, MOST_PARTIALS) + ALIGNMENT
+
+    # A step ---------------------------------------------------------------------------------
+
+    def _plan_base(self) -> dict[str, Any]:
+        """What every plan of the layer has in common."""
+        form, mask = self.form, self.form.mask
+        left, right = mask.sliding_window
+        return {
+            "version": ABI,
+            "isa": self._isa,
+            "num_heads": form.num_heads,
+            "num_kv_heads": form.num_kv_heads,
+            "head_size": form.head_size,
+            "v_head_size": form.v_head_size,
+            "dtype": ENCODINGS[form.dtype.value],
+            "kv_encoding": ENCODINGS[self.encoding.value],
+            "values_in_keys": form.values_in_keys,
+            "causal": mask.causal,
+            "window_left": left,
+            "window_right": right,
+            "chunk_size": mask.chunk_size or 0,
+            "static_sink_tokens": mask.static_sink_tokens,
+            "topk": mask.topk is not None,
+        }
+
+    def _schedule(
+        self,
+        batch: Batch,
+        pages: PageTable | None,
+        lengths: HostLengths | None,
+        workspace: Workspace | None,
+    ) -> CpuSchedule:
+        assert lengths is not None
+        struct = PlanStruct(size=ctypes_size(PlanStruct), **self._base)
+        kept: list[torch.Tensor] = []
+
+        def point(name: str, tensor: torch.Tensor | None) -> None:
+            if tensor is not None:
+                kept.append(tensor.contiguous())
+                setattr(struct, name, kept[-1].data_ptr())
+
+        struct.num_reqs, struct.num_tokens = batch.num_reqs, batch.num_tokens
+        point("query_start", batch.query_start_loc)
+        point("seq_lens", batch.seq_lens)
+        if pages is None:
+            point("kv_start", torch.tensor(batch.kv_starts(lengths), dtype=torch.int64))
+        else:
+            _point_pages(struct, pages, kept, point)
+        _point_masks(struct, batch, kept, point)
+        tasks = self._tasks(struct, pages)
+        floats = tasks.summary.partial_floats
+        highest = tasks.summary.highest_block
+        return CpuSchedule(
+            highest_block=highest if pages is not None else None,
+            struct=struct,
+            tasks=tasks,
+            kept=tuple(kept),
+            scratch=Workspace.of_size(workspace, self.device, 4 * floats + ALIGNMENT)
+            if floats
+            else None,
+        )
+
+    def _tasks(self, struct: PlanStruct, pages: PageTable | None) -> Tasks:
+        try:
+            return self.library.schedule(struct)
+        except BlockError as error:
+            assert pages is not None
+            raise ConfigError(_block_message(error, pages)) from error
+        except KernelError as error:
+            raise PlanMismatchError(
+                f"the batch's lengths do not fit together ({error}); query_start_loc must not "
+                "decrease or pass num_tokens, nor seq_lens be negative"
+            ) from error
+
+    # A layer --------------------------------------------------------------------------------
+
+    def _attend(self, plan: Plan, call: Call) -> None:
+        schedule = plan.schedule
+        assert isinstance(schedule, CpuSchedule)
+        if schedule.tasks.summary.num_tasks == 0:
+            return
+        tensors, kept = self._tensors(call)
+        if schedule.scratch is None:
+            self._run(schedule, tensors)
+        else:
+            with schedule.scratch.borrowed():
+                piece = schedule.scratch.take(4 * schedule.tasks.summary.partial_floats)
+                tensors.partials = piece.data_ptr()
+                self._run(schedule, tensors)
+        del kept
+
+    def _run(self, schedule: CpuSchedule, tensors: TensorsStruct) -> None:
+        try:
+            self.library.attend(schedule.struct, tensors, schedule.tasks, torch.get_num_threads())
+        except KernelError as error:
+            raise WorkspaceTooSmallError(f"{self.name} could not run: {error}") from error
+
+    def _tensors(self, call: Call) -> tuple[TensorsStruct, list[torch.Tensor]]:
+        """The call as the library reads it, and tensors made for it, to be kept alive."""
+        form, kept = self.form, []
+        t = TensorsStruct(size=ctypes_size(TensorsStruct), version=ABI, scale=form.scale)
+        t.q, (t.q_token, t.q_head, _) = call.q.data_ptr(), call.q.stride()
+        t.out, (t.out_token, t.out_head, _) = call.out.data_ptr(), call.out.stride()
+        if call.cache is not None:
+            k, v = call.cache.pages()
+            t.k_block, t.k_head, t.k_token, _ = k.stride()
+            t.v_block, t.v_head, t.v_token, _ = v.stride()
+        else:
+            assert call.k is not None and call.v is not None
+            k, v = call.k, call.v
+            t.k_block, t.k_head, _ = k.stride()
+            t.v_block, t.v_head, _ = v.stride()
+        t.k, t.v = k.data_ptr(), v.data_ptr()
+        if call.lse is not None:
+            t.lse, (t.lse_token, t.lse_head) = call.lse.data_ptr(), call.lse.stride()
+        t.logits_soft_cap = form.logits_soft_cap or 0.0
+        for name in ("sinks", "alibi_slopes"):
+            if (given := getattr(call, name)) is not None:
+                kept.append(given.contiguous())
+                setattr(t, name, kept[-1].data_ptr())
+        if call.topk_indices is not None:
+            indices = _rows_in_one_piece(call.topk_indices)
+            kept.append(indices)
+            t.topk_indices, t.topk_count = indices.data_ptr(), indices.shape[1]
+            t.topk_stride = indices.stride(0)
+        if call.position_bias is not None:
+            bias = _rows_in_one_piece(call.position_bias.float())
+            kept.append(bias)
+            *request, t.bias_head, t.bias_query, _ = bias.stride()
+            t.bias_request = request[0] if request else 0
+            t.position_bias = bias.data_ptr()
+        return t, kept
+
+
+def ctypes_size(struct: type[PlanStruct | TensorsStruct]) -> int:
+    """Bytes of a struct, by which the library knows its version."""
+    from ctypes import sizeof
+
+    return sizeof(struct)
+
+
+def _load(isa: str | None) -> tuple[Library, int]:
+    try:
+        found = library.load()
+    except KernelError as error:
+        raise PackageError(str(error)) from error
+    wanted = isa or read_env().cpu_isa
+    try:
+        return found, found.isa_index(wanted)
+    except KernelError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _rows_in_one_piece(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, its last dimension without gaps."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _point_pages(
+    struct: PlanStruct, pages: PageTable, kept: list[torch.Tensor], point: Any
+) -> None:
+    table = _rows_in_one_piece(pages.block_table)
+    kept.append(table)
+    struct.block_table, struct.table_stride = table.data_ptr(), table.stride(0)
+    struct.table_width, struct.block_size = table.shape[1], pages.block_size
+    point("first_block", pages.first_block)
+
+
+def _point_masks(struct: PlanStruct, batch: Batch, kept: list[torch.Tensor], point: Any) -> None:
+    point("causal_of", batch.causal)
+    point("prefix_lens", batch.prefix_lens)
+    if batch.ranges is not None:
+        ranges = batch.ranges[(batch.ranges[:, 0] >= 0) & (batch.ranges[:, 0] < batch.num_reqs)]
+        request = ranges[:, 0].long()
+        point("ranges", ranges[request.argsort(stable=True)])
+        counts = torch.bincount(request, minlength=batch.num_reqs)
+        point("range_starts", torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int())
+    if batch.tree_mask is not None:
+        bits = _rows_in_one_piece(batch.tree_mask)
+        kept.append(bits)
+        struct.tree_mask, struct.tree_stride = bits.data_ptr(), bits.stride(0)
+        struct.tree_bytes = bits.shape[1]
+
+
+def _block_message(error: BlockError, pages: PageTable) -> str:
+    if error.outside:
+        first = 0 if pages.first_block is None else int(pages.first_block[error.request])
+        last = first + pages.block_table.shape[1] - 1
+        return (
+            f"request {error.request} reads block {error.block} of its sequence; its row of "
+            f"pages.block_table holds {first} to {last}"
+        )
+    return (
+        f"pages.block_table names block {error.block} among those that request {error.request} "
+        "reads; block ids start at 0"
+    )

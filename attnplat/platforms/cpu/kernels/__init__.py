@@ -1,0 +1,1 @@
+"""The CPU platform's kernels: a C++ library beside this file, and its binding."""

@@ -1,0 +1,128 @@
+// Runs the tasks of a schedule on whatever threads there are.
+
+#include <stddef.h>
+
+#include <atomic>
+#include <new>
+
+#include "isa.h"
+#include "kernels.h"
+
+namespace attnplat_cpu {
+namespace {
+
+struct Call {
+  const attnplat_cpu_plan *plan;
+  const attnplat_cpu_tensors *tensors;
+  const Task *tasks;
+  const attnplat_cpu_summary *summary;
+  const Kernels *kernels;
+  std::atomic<int64_t> next{0};
+  std::atomic<int32_t> status{ATTNPLAT_OK};
+  std::atomic<int32_t> *done = nullptr;  // parts of each fold
+};
+
+constexpr std::align_val_t kAlignment{64};
+
+// One thread's share: tasks by number, until none is left.
+void work(Call &call) {
+  int64_t n = call.next.fetch_add(1, std::memory_order_relaxed);
+  if (n >= call.summary->num_tasks) return;
+  void *scratch =
+      ::operator new(size_t(call.summary->scratch_bytes), kAlignment, std::nothrow);
+  if (!scratch) {
+    call.status.store(ATTNPLAT_NO_MEMORY, std::memory_order_relaxed);
+    return;
+  }
+  call.kernels->enter();
+  for (; n < call.summary->num_tasks; n = call.next.fetch_add(1, std::memory_order_relaxed)) {
+    const Task *task = call.tasks + n;
+    call.kernels->attend(call.plan, call.tensors, task, scratch);
+    // Whoever ends last folds a result's parts, in the order of the keys.
+    if (task->parts > 1 &&
+        call.done[task->fold].fetch_add(1, std::memory_order_acq_rel) == task->parts - 1)
+      call.kernels->fold(call.plan, call.tensors, task, scratch);
+  }
+  call.kernels->leave();
+  ::operator delete(scratch, kAlignment);
+}
+
+struct Shares {
+  Call *call;
+};
+
+void share(int64_t begin, int64_t end, void *context) {
+  // How many shares come in one piece does not matter: each goes on until no task is left.
+  if (begin < end) work(*static_cast<Shares *>(context)->call);
+}
+
+}  // namespace
+}  // namespace attnplat_cpu
+
+extern "C" int32_t attnplat_cpu_attend(const attnplat_cpu_plan *plan,
+                                       const attnplat_cpu_tensors *tensors, const void *tasks,
+                                       const attnplat_cpu_summary *summary, int64_t workers,
+                                       attnplat_cpu_parallel_for parallel_for) {
+  using namespace attnplat_cpu;
+  if (plan->size != sizeof(*plan) || tensors->size != sizeof(*tensors) ||
+      plan->version != ATTNPLAT_CPU_ABI || tensors->version != ATTNPLAT_CPU_ABI)
+    return ATTNPLAT_BAD_STRUCT;
+  Call call;
+  call.plan = plan;
+  call.tensors = tensors;
+  call.tasks = static_cast<const Task *>(tasks);
+  call.summary = summary;
+  call.kernels = isa_kernels(plan->isa);
+  if (!call.kernels) return ATTNPLAT_UNKNOWN_ISA;
+  std::atomic<int32_t> few_folds[64];
+  std::atomic<int32_t> *many_folds = nullptr;
+  call.done = few_folds;
+  if (summary->num_folds > 64) {
+    call.done = many_folds = new (std::nothrow) std::atomic<int32_t>[size_t(summary->num_folds)];
+    if (!many_folds) return ATTNPLAT_NO_MEMORY;
+  }
+  for (int64_t n = 0; n < summary->num_folds; n++) call.done[n].store(0);
+  if (workers > summary->num_tasks) workers = summary->num_tasks;
+  Shares shares{&call};
+  int32_t status = 0;
+  if (workers > 1 && parallel_for)
+    status = parallel_for(0, workers, 1, share, &shares);
+  else
+    work(call);
+  delete[] many_folds;
+  return status ? ATTNPLAT_NO_MEMORY : call.status.load();
+}
+
+namespace attnplat_cpu {
+namespace {
+
+struct Reading {
+  const Kernels *kernels;
+  const char *data;
+  int64_t bytes, pieces;
+  std::atomic<uint64_t> sum{0};
+};
+
+void read_pieces(int64_t begin, int64_t end, void *context) {
+  Reading &r = *static_cast<Reading *>(context);
+  for (int64_t n = begin; n < end; n++) {
+    int64_t from = r.bytes / r.pieces * n / 64 * 64;
+    int64_t to = n + 1 == r.pieces ? r.bytes : r.bytes / r.pieces * (n + 1) / 64 * 64;
+    r.sum.fetch_add(r.kernels->read(r.data + from, to - from), std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+}  // namespace attnplat_cpu
+
+extern "C" uint64_t attnplat_cpu_read(int32_t isa, const void *data, int64_t bytes,
+                                      int64_t workers, attnplat_cpu_parallel_for parallel_for) {
+  using namespace attnplat_cpu;
+  Reading reading{isa_kernels(isa), static_cast<const char *>(data), bytes, workers, {0}};
+  if (!reading.kernels) return 0;
+  if (workers > 1 && parallel_for)
+    parallel_for(0, workers, 1, read_pieces, &reading);
+  else
+    read_pieces(0, workers, &reading);
+  return reading.sum.load();
+}

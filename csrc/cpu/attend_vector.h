@@ -1,0 +1,119 @@
+// Attention of one task with float32 vectors: the kernels of AVX2, AVX-512 and NEON.
+
+// Rows computed together where lanes run over keys: as many as fit the registers.
+constexpr int kManyRows = V::W == 8 ? 6 : V::W == 16 ? 12 : 8;
+constexpr int64_t kBlockRows = 96;
+constexpr int64_t kFewRows = 8;
+
+struct Buffers {
+  float *scores;  // [kManyRows, kTile]
+  float *keys;    // [kTile, k_size] turned; only for many rows
+  float *wide;    // [kTile, v_pad]
+};
+
+static inline void place_buffers(const Work &w, Arena &arena, Buffers &b) {
+  b.scores = arena.take<float>(kManyRows * kTile);
+  b.keys = arena.take<float>(w.task->few ? 0 : kTile * w.k_size);
+  b.wide = arena.take<float>(w.task->few ? 0 : kTile * w.v_pad);
+}
+
+template <class E, int Degree, int Rows>
+static inline void few_rows(Work &w, const Buffers &b, int64_t first) {
+  few_scores<E, Rows>(w, w.q + first * w.k_pad, b.scores);
+  softmax_rows<Degree>(w, b.scores, first, Rows);
+  few_values<E, Rows>(w, b.scores, w.values + first * w.v_pad);
+}
+
+template <int Degree, int Rows>
+static inline void many_rows(Work &w, const Buffers &b, int64_t first) {
+  many_scores<Rows>(w, w.q + first * w.k_pad, b.keys, b.scores);
+  softmax_rows<Degree>(w, b.scores, first, Rows);
+  many_values<Rows>(w, b.scores, b.wide, w.values + first * w.v_pad);
+}
+
+template <class E, int Degree>
+static inline void few_tile(Work &w, const Buffers &b) {
+  for (int64_t first = 0; first < w.rows; first += 4) switch (w.rows - first) {
+      case 1: few_rows<E, Degree, 1>(w, b, first); break;
+      case 2: few_rows<E, Degree, 2>(w, b, first); break;
+      case 3: few_rows<E, Degree, 3>(w, b, first); break;
+      default: few_rows<E, Degree, 4>(w, b, first);
+    }
+}
+
+// Rows left over at the end go in halves: no kernel for each count.
+template <int Degree, int Rows>
+static inline int64_t many_left(Work &w, const Buffers &b, int64_t first) {
+  for (; first + Rows <= w.rows; first += Rows) many_rows<Degree, Rows>(w, b, first);
+  if constexpr (Rows > 1) first = many_left<Degree, Rows / 2>(w, b, first);
+  return first;
+}
+
+template <class E, int Degree>
+static inline void many_tile(Work &w, const Buffers &b) {
+  turn_keys<E>(w, b.keys);
+  widen_values<E>(w, b.wide);
+  many_left<Degree, kManyRows>(w, b, 0);
+}
+
+template <class E, int Degree>
+static inline void attend_tile(Work &w, const Buffers &b) {
+  if (w.task->few)
+    few_tile<E, Degree>(w, b);
+  else
+    many_tile<E, Degree>(w, b);
+}
+
+template <class E>
+static inline void attend_as(Work &w, const Buffers &b) {
+  if (w.plan->dtype == ATTNPLAT_F32)
+    attend_pieces(w, [&] { attend_tile<E, 5>(w, b); });
+  else
+    attend_pieces(w, [&] { attend_tile<E, 4>(w, b); });
+}
+
+static void attend_task(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
+                        const Task *task, void *scratch) {
+  Work w;
+  Buffers b;
+  Arena arena{static_cast<char *>(scratch), 0};
+  w.tensors = tensors;
+  measure(w, plan, task);
+  place(w, arena);
+  place_buffers(w, arena, b);
+  begin_task(w);
+  read_q(w);
+  read_topk(w);
+  read_adjust(w);
+  switch (plan->kv_encoding) {
+    case ATTNPLAT_F32: return attend_as<F32>(w, b);
+    case ATTNPLAT_BF16: return attend_as<BF16>(w, b);
+    case ATTNPLAT_F16: return attend_as<F16>(w, b);
+    case ATTNPLAT_E4M3FN: return attend_as<E4M3>(w, b);
+    case ATTNPLAT_E5M2: return attend_as<E5M2>(w, b);
+    default: return attend_as<INT8>(w, b);
+  }
+}
+
+static int64_t scratch_of(const attnplat_cpu_plan *plan, const Task *task) {
+  Work w;
+  Buffers b;
+  Arena arena{nullptr, 0};
+  measure(w, plan, task);
+  place(w, arena);
+  place_buffers(w, arena, b);
+  return arena.used;
+}
+
+static int32_t block_rows(const attnplat_cpu_plan *) { return kBlockRows; }
+static int32_t few_rows_of(const attnplat_cpu_plan *) { return kFewRows; }
+static void nothing() {}
+
+static uint64_t read_memory(const void *data, int64_t bytes) {
+  const uint64_t *words = static_cast<const uint64_t *>(data);
+  uint64_t sums[8] = {0};
+  for (int64_t n = 0; n + 8 <= bytes / 8; n += 8)
+    for (int i = 0; i < 8; i++) sums[i] += words[n + i];
+  for (int i = 1; i < 8; i++) sums[0] += sums[i];
+  return sums[0];
+}

@@ -1,0 +1,24 @@
+// AVX2, FMA and F16C. Compiled with -mavx2 -mfma -mf16c.
+
+#include <immintrin.h>
+#include <stddef.h>
+
+#include "kernels.h"
+
+namespace attnplat_cpu {
+namespace avx2 {
+#include "encodings.h"
+#include "masks.h"
+#include "vector_avx2.h"
+// Each of these builds on those above it.
+#include "softmax.h"
+#include "tile.h"
+#include "products.h"
+#include "finish.h"
+#include "pieces.h"
+#include "attend_vector.h"
+
+const Kernels kKernels = {"avx2",  block_rows,  few_rows_of, scratch_of, nothing,
+                          nothing, attend_task, fold_partials, read_memory};
+}  // namespace avx2
+}  // namespace attnplat_cpu

@@ -1,0 +1,117 @@
+// The online softmax of one row over one tile of keys, and what changes scores before it.
+
+constexpr float kInf = __builtin_inff();
+constexpr float kLog2e = 1.44269504088896340736f;
+constexpr float kLn2 = 0.69314718055994530942f;
+
+// Above this the rounding of scale * score could put a weight far above 1; products of smaller
+// ones are within 2^-9 of it.
+constexpr float kFused = 16384.0f;
+
+// Running state of a row: its maximum in units of log2, and its sum, one part per lane.
+struct RowState {
+  float *most;
+  float *sum;
+};
+
+// c * tanh(s / c). Where s / c is small the difference of exponentials would lose digits.
+static inline V::F soft_cap(V::F s, float cap) {
+  V::F x = V::mul(s, V::set1(1.0f / cap));
+  V::F size = V::abs(x);
+  V::F e = V::template exp2<5>(V::mul(size, V::set1(-2.0f * kLog2e)));
+  V::F large = V::div(V::sub(V::set1(1.0f), e), V::add(V::set1(1.0f), e));
+  V::F y = V::mul(x, x);  // Taylor series up to x^11; below 0.25 its rest is under 1e-9
+  V::F p = V::fma(V::set1(-1382.0f / 155925.0f), y, V::set1(62.0f / 2835.0f));
+  p = V::fma(p, y, V::set1(-17.0f / 315.0f));
+  p = V::fma(p, y, V::set1(2.0f / 15.0f));
+  p = V::fma(p, y, V::set1(-1.0f / 3.0f));
+  p = V::fma(V::mul(p, y), x, x);
+  V::F signed_large = V::less(x, V::zero(), V::sub(V::zero(), large), large);
+  return V::mul(V::set1(cap), V::less(size, V::set1(0.25f), p, signed_large));
+}
+
+// Everything that a row's scores depend on besides the products.
+struct Adjust {
+  bool plain;           // the product with `factor` is all there is
+  float factor;         // to units of log2: scale * log2 e, and scales of the keys
+  float scale;          // the same without log2 e
+  float cap;            // 0: none
+  const float *k_columns;  // scale of each key of the tile, or null
+  const float *v_columns;
+};
+
+// Scores of a row become logits in units of log2.
+static inline void adjust_row(const Adjust &a, float *s, int64_t from, int64_t to, float slope,
+                              float distance, const float *bias, int64_t bias_keys) {
+  for (int64_t j = from; j < to; j += V::W) {
+    V::F x = V::mul(V::load(s + j), V::set1(a.scale));
+    if (a.k_columns) x = V::mul(x, V::load(a.k_columns + j));
+    if (a.cap > 0) x = soft_cap(x, a.cap);
+    if (slope != 0) {
+      V::F away = V::abs(V::sub(V::set1(distance - float(j)), V::lanes()));
+      x = V::sub(x, V::mul(V::set1(slope), away));
+    }
+    if (bias) x = V::add(x, V::template get_part<F32>(bias + j, bias_keys - j));
+    V::store(s + j, V::mul(x, V::set1(kLog2e)));
+  }
+}
+
+// Weights of keys [from, to) of the tile in place of their scores, `c` times which are logits in
+// units of log2; sums and maxima go on; the row's values so far are scaled down where its maximum
+// has grown. `bits` says which keys are seen (null: all). Returns whether any weight is not 0.
+template <int Degree>
+static inline bool softmax_row(float *s, int64_t from, int64_t to, const uint64_t *bits, float c,
+                               float *most, float *sum, float *values, int64_t v_size) {
+  V::F top = V::set1(-kInf);
+  if (bits) {
+    V::F hidden = V::set1(-kInf);
+    for (int64_t j = from; j < to; j += V::W) {
+      V::F x = V::select(bits[j / 64] >> (j % 64), V::load(s + j), hidden);
+      V::store(s + j, x);
+      top = V::max(top, x);
+    }
+  } else {
+    for (int64_t j = from; j < to; j += V::W) top = V::max(top, V::load(s + j));
+  }
+  float highest = V::hmax(top) * c;
+  if (!(highest <= *most)) {  // also where it is no number, which is to be seen in the result
+    if (*most != -kInf) {
+      V::F less = V::template exp2<Degree>(V::set1(*most - highest));
+      V::store(sum, V::mul(V::load(sum), less));
+      for (int64_t d = 0; d < v_size; d += V::W)
+        V::store(values + d, V::mul(V::load(values + d), less));
+    }
+    *most = highest;
+  }
+  float base = *most;
+  if (base == -kInf) {
+    // Nothing seen so far, or what was seen is no number, which a maximum can lose.
+    V::F odd = V::zero();
+    for (int64_t j = from; j < to; j += V::W)
+      odd = V::add(odd, V::less(V::load(s + j), V::set1(kInf), V::zero(), V::set1(1.0f)));
+    if (V::hsum(odd) == 0) {
+      for (int64_t j = from; j < to; j += V::W) V::store(s + j, V::zero());
+      return false;
+    }
+    base = *most = __builtin_nanf("");
+  }
+  V::F total = V::load(sum);
+  V::F factor = V::set1(c);
+  if (base < kFused && base > -kFused) {
+    V::F offset = V::set1(-base);
+    for (int64_t j = from; j < to; j += V::W) {
+      V::F p = V::template exp2<Degree>(V::fma(V::load(s + j), factor, offset));
+      total = V::add(total, p);
+      V::store(s + j, p);
+    }
+  } else {
+    V::F high = V::set1(base);
+    for (int64_t j = from; j < to; j += V::W) {
+      V::F p = V::template exp2<Degree>(V::sub(V::mul(V::load(s + j), factor), high));
+      total = V::add(total, p);
+      V::store(s + j, p);
+    }
+  }
+  V::store(sum, total);
+  return true;
+}
