@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnplat.cli.main import EXIT_NO, EXIT_OK
 from attnplat.cli.tables import print_table
@@ -74,11 +75,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the decisions; 1 when some layer has no backend on some device."""
-    layers = list(_layers(args))
+    asked = _asked(args)
+    layers = list(asked.layers)
     platforms = list(_platforms(args))
-    run_context = RunContext(batch_invariant=True) if args.batch_invariant else None
-    options: dict[str, Any] = {"run": run_context, "allow_reference": args.allow_reference}
-    plans = [p.plan_model(layers, args.attention, **options) for p in platforms]
+    plans = [
+        p.plan_model(
+            layers,
+            args.attention,
+            run=_run_context(p, args, asked),
+            allow_reference=args.allow_reference,
+        )
+        for p in platforms
+    ]
     report = [
         {"device": str(p.device), **plan.to_dict()}
         for p, plan in zip(platforms, plans, strict=True)
@@ -94,6 +102,9 @@ def run(args: argparse.Namespace) -> int:
         print(plans[0].explain())
     else:
         print(plans[0].layers[0].selection.explain())
+    if not args.json:
+        for note in asked.notes:
+            print(f"note: {note}")
     return EXIT_OK if all(plan.ok for plan in plans) else EXIT_NO
 
 
@@ -106,7 +117,22 @@ def _platforms(args: argparse.Namespace) -> Iterator[Platform]:
         yield platform_for(name, assume=args.assume_packages)
 
 
-def _layers(args: argparse.Namespace) -> Iterator[LayerConfig]:
+class Asked(NamedTuple):
+    """What is to be explained: layers, what their model says of the run, and remarks."""
+
+    layers: tuple[LayerConfig, ...]
+    facts: Mapping[str, Any] = {}
+    notes: tuple[str, ...] = ()
+
+
+def _run_context(platform: Platform, args: argparse.Namespace, asked: Asked) -> RunContext:
+    facts = {"tp_size": args.tensor_parallel, **asked.facts}
+    if args.batch_invariant:
+        facts["batch_invariant"] = True
+    return replace(platform.run, **facts)
+
+
+def _asked(args: argparse.Namespace) -> Asked:
     single = _single_layer_options(args)
     if args.model is not None:
         given = set(single) - {"dtype", "kv_cache_dtype", "block_size"}
@@ -115,18 +141,16 @@ def _layers(args: argparse.Namespace) -> Iterator[LayerConfig]:
                 f"--model and {_option(min(given)) if given else '--layer'} both describe layers; "
                 "give one of the two"
             )
-        yield from _model_layers(args, single)
-        return
+        return _model_layers(args, single)
     if args.layer is not None:
         if single:
             raise ConflictError(f"--layer and {_option(min(single))} both describe the layer")
-        yield layer_from_dict(_json_object(args.layer))
-        return
+        return Asked((layer_from_dict(_json_object(args.layer)),))
     if "head_size" not in single:
         raise ConfigError("say what to explain: --model, --layer, or at least --head-size")
     operation = parse_name(Operation, args.operation or Operation.MHA, "operation")
     _check_fields(operation, single)
-    yield config_class(operation)(**single)
+    return Asked((config_class(operation)(**single),))
 
 
 def _single_layer_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -150,12 +174,13 @@ def _check_fields(operation: Operation, values: dict[str, Any]) -> None:
             raise ConfigError(f"{_option(name)} says nothing of the operation {operation}")
 
 
-def _model_layers(args: argparse.Namespace, given: dict[str, Any]) -> Iterator[LayerConfig]:
-    from attnplat.models import layer_groups, load_config
+def _model_layers(args: argparse.Namespace, given: dict[str, Any]) -> Asked:
+    from attnplat.models import layer_groups, load_config, run_facts
 
     groups = layer_groups(load_config(args.model), tensor_parallel=args.tensor_parallel, **given)
-    for group in groups:
-        yield group.config.replace(label=f"{group.label} x {group.count}")
+    layers = tuple(g.config.replace(label=f"{g.label} x {g.count}") for g in groups)
+    notes = dict.fromkeys(f"{g.label}: {note}" for g in groups for note in g.notes)
+    return Asked(layers, run_facts(groups), tuple(notes))
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": "which backend each layer would use, why, and why not the others",
     "backends": "the tables of what every backend takes",
     "select": "decide for recorded cases and compare",
+    "check": "whether a backend does on this machine what it claims",
     "run": "load a model, run it on the chosen backends, and say what ran where",
 }
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from attnplat.errors import ConfigError
+
 _NEG_INF = float("-inf")
 
 
@@ -37,10 +39,10 @@ def merge_states(
         (out, lse). A row that is empty in all parts but one keeps that one's bits.
 
     Raises:
-        ValueError: no parts, or lists of different lengths.
+        ConfigError: no parts, or lists of different lengths.
     """
     if not outs or len(outs) != len(lses):
-        raise ValueError(f"merge_states got {len(outs)} outputs and {len(lses)} log-sum-exps")
+        raise ConfigError(f"merge_states got {len(outs)} outputs and {len(lses)} log-sum-exps")
     wide = torch.float64 if outs[0].dtype == torch.float64 else torch.float32
     high = torch.stack(tuple(lses)).amax(0)
     base = torch.where(high == _NEG_INF, 0.0, high)

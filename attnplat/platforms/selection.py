@@ -375,7 +375,8 @@ def parts_of(config: LayerConfig) -> Iterator[tuple[str, LayerConfig]]:
     """The parts of a layer that are chosen on their own: it is served only if they all are."""
     if isinstance(config, MlaConfig):
         yield "prefill", config.prefill()
-    if isinstance(config, SparseMlaConfig):
+    # A sparse model's layers that choose no keys of their own have no indexer.
+    if isinstance(config, SparseMlaConfig) and config.index_topk is not None:
         yield "indexer", config.indexer()
 
 

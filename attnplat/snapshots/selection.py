@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnplat.config.layer import MlaConfig
 from attnplat.platforms.platform import Platform
 from attnplat.platforms.selection import Selection
 from attnplat.snapshots.codes import NO_CLASS, codes_of
@@ -15,12 +16,25 @@ from attnplat.snapshots.kind import (
     error_of,
     refused,
 )
-from attnplat.snapshots.layers import case_of
+from attnplat.snapshots.layers import Case, case_of
+
+
+# It reads the model's latent sizes before it asks whether the layer is latent.
+_RAISES = ("FLASHINFER_MLA_SPARSE", "exception:AttributeError")
 
 
 def decide_selection(row: Row, platform: Platform) -> Outcome:
     """The outcome fields of an ordinary selection."""
     case, requested = case_of(row), row["requested"]
+    if platform.tables.accepts and _raises(case, requested, platform):
+        rejected = {str(requested): [_RAISES[1]]}
+        return {
+            "selected": None,
+            "priority_list": [],
+            "valid": [],
+            "rejected": rejected,
+            "error": _RAISES[1],
+        }
     selection = ask(platform, case.config, case.run, **case.wishes)
     listed = selection if selection is not None and selection.requested is None else None
     return {
@@ -30,6 +44,15 @@ def decide_selection(row: Row, platform: Platform) -> Outcome:
         "rejected": _rejected(selection, requested),
         "error": error_of(selection, requested),
     }
+
+
+def _raises(case: Case, requested: str | None, platform: Platform) -> bool:
+    """Whether the recorded engine fails at the request itself, where it does not ignore it."""
+    if requested != _RAISES[0] or isinstance(case.config, MlaConfig):
+        return False
+    world = platform.world(run=case.run)
+    asked = not platform.tables.allows("request_ignored", case.config, world)
+    return asked and case.run.model_head_size is not None
 
 
 def _rejected(selection: Selection | None, requested: str | None) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from attnplat.config.names import AttnType
 from attnplat.testing.truth import Answer, Request, Rules, Sight, attend, rules_of
 
 NAN = float("nan")
+INF = float("inf")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

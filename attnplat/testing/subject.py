@@ -12,7 +12,9 @@ import torch
 
 from attnplat.backends.backend import Backend
 from attnplat.backends.checks import same_device
+from attnplat.backends.formats import rows
 from attnplat.backends.formats.encodings import Encoding, resolve_encoding
+from attnplat.backends.formats.pages import Pages
 from attnplat.backends.interface import AttentionImpl
 from attnplat.config.backend_names import parse_backend
 from attnplat.config.layer import LayerConfig
@@ -25,10 +27,13 @@ from attnplat.platforms.world import World
 
 @dataclass(frozen=True)
 class Library:
-    """The functions above the kernels that the suite runs, too."""
+    """The functions beside the kernels that the suite runs, too: merging, and the codecs."""
 
     merge_states: Callable[..., tuple[torch.Tensor, torch.Tensor]] = merge.merge_states
     apply_sinks: Callable[..., tuple[torch.Tensor, torch.Tensor]] = merge.apply_sinks
+    encode_rows: Callable[..., torch.Tensor] = rows.encode_rows
+    decode_rows: Callable[..., torch.Tensor] = rows.decode_rows
+    pages: type[Any] = Pages
 
 
 @dataclass(frozen=True)

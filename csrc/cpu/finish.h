@@ -16,22 +16,24 @@ static inline void put_row(const Work &w, int64_t token, int64_t head, const flo
   }
 }
 
-// Output and lse of row r from its maximum (in units of log2), its sum, and its values, which
-// are divided in place. The sink joins the sum only.
+static inline float exponential(float x) { return __builtin_exp2f(x * kLog2e); }
+
+// Output and lse of row r from its maximum, its sum, and its values, which are divided in place.
+// The sink joins the sum only.
 static inline void write_row(const Work &w, int64_t r, float most, float sum, float *values) {
   const attnplat_cpu_tensors *t = w.tensors;
   int64_t token = w.plan->query_start[w.task->request] + w.first_token + w.token_of(r);
   int64_t head = w.head_of(r);
   float times = t->v_scale ? t->v_scale[w.task->kv_head * t->v_scale_head] : 1.0f;
   if (t->sinks && t->sinks[head] != -kInf) {
-    float sink = t->sinks[head] * kLog2e;
+    float sink = t->sinks[head];
     if (sink > most) {
-      float less = most == -kInf ? 0.0f : __builtin_exp2f(most - sink);
+      float less = most == -kInf ? 0.0f : exponential(most - sink);
       times *= less;
       sum = sum * less + 1.0f;
       most = sink;
     } else {
-      sum += __builtin_exp2f(sink - most);
+      sum += exponential(sink - most);
     }
   }
   bool seen = most != -kInf;
@@ -46,7 +48,7 @@ static inline void write_row(const Work &w, int64_t r, float most, float sum, fl
   }
   if (t->lse)
     t->lse[token * t->lse_token + head * t->lse_head] =
-        seen ? (most + __builtin_log2f(sum)) * kLn2 : -kInf;
+        seen ? most + __builtin_logf(sum) : -kInf;
 }
 
 // What a row has come to: its maximum, its sum and its values, [v_pad].
@@ -60,8 +62,8 @@ static inline void fold_row(Folded &to, float most, float sum, const float *valu
                             int64_t v_size) {
   if (most == -kInf) return;
   float high = most <= to.most ? to.most : most;
-  float a = to.most == -kInf ? 0.0f : __builtin_exp2f(to.most - high);
-  float b = __builtin_exp2f(most - high);
+  float a = to.most == -kInf ? 0.0f : exponential(to.most - high);
+  float b = exponential(most - high);
   to.sum = to.sum * a + sum * b;
   to.most = high;
   V::F old = V::set1(a), add = V::set1(b);

@@ -2,17 +2,10 @@
 
 constexpr float kInf = __builtin_inff();
 constexpr float kLog2e = 1.44269504088896340736f;
-constexpr float kLn2 = 0.69314718055994530942f;
 
 // Above this the rounding of scale * score could put a weight far above 1; products of smaller
 // ones are within 2^-9 of it.
-constexpr float kFused = 16384.0f;
-
-// Running state of a row: its maximum in units of log2, and its sum, one part per lane.
-struct RowState {
-  float *most;
-  float *sum;
-};
+constexpr float kFused = 8192.0f;
 
 // c * tanh(s / c). Where s / c is small the difference of exponentials would lose digits.
 static inline V::F soft_cap(V::F s, float cap) {
@@ -32,15 +25,14 @@ static inline V::F soft_cap(V::F s, float cap) {
 
 // Everything that a row's scores depend on besides the products.
 struct Adjust {
-  bool plain;           // the product with `factor` is all there is
-  float factor;         // to units of log2: scale * log2 e, and scales of the keys
-  float scale;          // the same without log2 e
-  float cap;            // 0: none
+  bool plain;  // a product with `scale` is all there is
+  float scale;  // scales of the keys included
+  float cap;    // 0: none
   const float *k_columns;  // scale of each key of the tile, or null
   const float *v_columns;
 };
 
-// Scores of a row become logits in units of log2.
+// Scores of a row become logits.
 static inline void adjust_row(const Adjust &a, float *s, int64_t from, int64_t to, float slope,
                               float distance, const float *bias, int64_t bias_keys) {
   for (int64_t j = from; j < to; j += V::W) {
@@ -52,15 +44,16 @@ static inline void adjust_row(const Adjust &a, float *s, int64_t from, int64_t t
       x = V::sub(x, V::mul(V::set1(slope), away));
     }
     if (bias) x = V::add(x, V::template get_part<F32>(bias + j, bias_keys - j));
-    V::store(s + j, V::mul(x, V::set1(kLog2e)));
+    V::store(s + j, x);
   }
 }
 
-// Weights of keys [from, to) of the tile in place of their scores, `c` times which are logits in
-// units of log2; sums and maxima go on; the row's values so far are scaled down where its maximum
-// has grown. `bits` says which keys are seen (null: all). Returns whether any weight is not 0.
+// Weights of keys [from, to) of the tile in place of their scores, `scale` times which are logits;
+// the row's maximum and sum (one part per lane) go on, and its values so far are scaled down where
+// the maximum has grown. `bits` says which keys are seen (null: all). Returns whether any weight
+// is not 0.
 template <int Degree>
-static inline bool softmax_row(float *s, int64_t from, int64_t to, const uint64_t *bits, float c,
+static inline bool softmax_row(float *s, int64_t from, int64_t to, const uint64_t *bits, float scale,
                                float *most, float *sum, float *values, int64_t v_size) {
   V::F top = V::set1(-kInf);
   if (bits) {
@@ -73,10 +66,10 @@ static inline bool softmax_row(float *s, int64_t from, int64_t to, const uint64_
   } else {
     for (int64_t j = from; j < to; j += V::W) top = V::max(top, V::load(s + j));
   }
-  float highest = V::hmax(top) * c;
+  float highest = V::hmax(top) * scale;
   if (!(highest <= *most)) {  // also where it is no number, which is to be seen in the result
     if (*most != -kInf) {
-      V::F less = V::template exp2<Degree>(V::set1(*most - highest));
+      V::F less = V::template exp2<Degree>(V::set1((*most - highest) * kLog2e));
       V::store(sum, V::mul(V::load(sum), less));
       for (int64_t d = 0; d < v_size; d += V::W)
         V::store(values + d, V::mul(V::load(values + d), less));
@@ -96,18 +89,18 @@ static inline bool softmax_row(float *s, int64_t from, int64_t to, const uint64_
     base = *most = __builtin_nanf("");
   }
   V::F total = V::load(sum);
-  V::F factor = V::set1(c);
   if (base < kFused && base > -kFused) {
-    V::F offset = V::set1(-base);
+    V::F factor = V::set1(scale * kLog2e), offset = V::set1(-base * kLog2e);
     for (int64_t j = from; j < to; j += V::W) {
       V::F p = V::template exp2<Degree>(V::fma(V::load(s + j), factor, offset));
       total = V::add(total, p);
       V::store(s + j, p);
     }
   } else {
-    V::F high = V::set1(base);
+    V::F factor = V::set1(scale), high = V::set1(base), log2e = V::set1(kLog2e);
     for (int64_t j = from; j < to; j += V::W) {
-      V::F p = V::template exp2<Degree>(V::sub(V::mul(V::load(s + j), factor), high));
+      V::F x = V::sub(V::mul(V::load(s + j), factor), high);
+      V::F p = V::template exp2<Degree>(V::mul(x, log2e));
       total = V::add(total, p);
       V::store(s + j, p);
     }

@@ -151,12 +151,11 @@ static inline void read_adjust(Work &w) {
   Adjust &a = w.adjust;
   float k_scale = t->k_scale ? t->k_scale[w.task->kv_head * t->k_scale_head] : 1.0f;
   a.scale = t->scale * k_scale;
-  a.factor = a.scale * kLog2e;
   a.cap = t->logits_soft_cap;
   a.k_columns = t->k_token_scale ? w.k_columns : nullptr;
   a.v_columns = t->v_token_scale ? w.v_columns : nullptr;
-  // A negative factor would make the largest product the smallest logit.
-  a.plain = a.cap == 0 && !t->alibi_slopes && !t->position_bias && !a.k_columns && a.factor > 0;
+  // A negative scale would make the largest product the smallest logit.
+  a.plain = a.cap == 0 && !t->alibi_slopes && !t->position_bias && !a.k_columns && a.scale > 0;
 }
 
 // Where the tile's keys and values are; those that no row sees are zeros and not read.
@@ -252,7 +251,7 @@ static inline void softmax_rows(Work &w, float *s, int64_t first, int64_t count)
                  float(context + query - w.first_key), bias, seq_len - w.first_key);
     }
     softmax_row<Degree>(s, w.from, w.to, w.full ? nullptr : w.bits + token,
-                        a.plain ? a.factor : 1.0f, w.most + r, w.sum + r * V::W,
+                        a.plain ? a.scale : 1.0f, w.most + r, w.sum + r * V::W,
                         w.values + r * w.v_pad, w.v_pad);
     if (a.v_columns)
       for (int64_t j = w.from; j < w.to; j += V::W)

@@ -28,11 +28,18 @@ def test_spans_hold_every_visible_key(seed: int) -> None:
         assert len(spans) <= 2 and all(0 <= a < b <= keys for a, b in spans)
 
 
-@pytest.mark.parametrize("seed", range(2000, 2080))
+# Trees and chosen keys make holes that a span cannot have.
+SOLID = [
+    seed
+    for seed in range(2000, 2100)
+    if (step := random_step(seed, longest=24)[0]).batch.tree_mask is None
+    and step.config.topk is None
+]
+
+
+@pytest.mark.parametrize("seed", SOLID)
 def test_a_lone_row_s_span_holds_no_other_key(seed: int) -> None:
     step, _ = random_step(seed, longest=24)
-    if step.batch.tree_mask is not None or step.config.topk is not None:
-        return
     rules, form = step.rules(), form_of(step.config)
     masks = HostMasks.of(form.mask, step.batch)
     for r, request in enumerate(step.requests()):

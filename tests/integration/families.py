@@ -6,7 +6,7 @@ is near uniform, and a dropped window, sink or soft cap does not show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,9 @@ FAMILIES: dict[str, Family] = {
     "mistral": _decoder("MistralConfig", "window", sliding_window=4),
     "qwen2": _decoder("Qwen2Config", "window", use_sliding_window=True, **_MIXED),
     "qwen3": _decoder("Qwen3Config", "window", use_sliding_window=True, head_dim=16, **_MIXED),
-    "phi3": _decoder("Phi3Config", "window", sliding_window=4, original_max_position_embeddings=512),
+    "phi3": _decoder(
+        "Phi3Config", "window", sliding_window=4, original_max_position_embeddings=512
+    ),
     "gemma2": _decoder(
         "Gemma2Config",
         "window",
@@ -241,4 +243,3 @@ def together(
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, over the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())
-

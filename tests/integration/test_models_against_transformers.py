@@ -179,6 +179,8 @@ CASES: dict[str, dict[str, Any]] = {
     "bart": {},
     "whisper": {},
 }
+# Checked by `make test-full` only: their rules are like those of others above.
+SLOW = ("phi3", "qwen2_moe", "smollm3", "cohere2", "bamba", "zamba2", "kimi_linear")
 # These multiply the queries by the scale themselves and pass 1.0.
 SCALES_QUERIES = ("whisper",)
 # Here the mask holds what data chose (indexers), a bias (T5), or another sequence's length.
@@ -288,7 +290,10 @@ def visible(config: Any) -> Any:
     return seen if chunk is None else seen & (query // chunk == key // chunk)
 
 
-@pytest.mark.parametrize("model_type", CASES)
+@pytest.mark.parametrize(
+    "model_type",
+    [pytest.param(t, marks=[pytest.mark.slow] if t in SLOW else []) for t in CASES],
+)
 def test_each_layer_asks_for_what_the_modelling_code_computes(model_type: str) -> None:
     config = small_config(model_type, CASES[model_type])
     layers = in_order(config.to_dict())

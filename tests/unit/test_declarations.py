@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 import attnplat
-from attnplat.backends.backend import Backend, Rule
-from attnplat.backends.limits import Limit
+from attnplat.backends.backend import Backend, Package, Rule
 from attnplat.config.attention import AttentionConfig
 from attnplat.config.backend_names import BackendName
 from attnplat.config.layer import LayerConfig, config_class
@@ -29,11 +28,12 @@ from attnplat.platforms import PLATFORMS, elsewhere, simulate, tables_for
 from attnplat.platforms.cpu.arch import SIMULATED
 from attnplat.platforms.cuda.arch import ARCHES as CUDA_ARCHES
 from attnplat.platforms.cuda.arch import arch_name
+from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.inventory import Inventory
 from attnplat.platforms.planning import LAYOUT_ORDER
 from attnplat.platforms.profiles import PROFILES
 from attnplat.platforms.rocm.arch import ARCHES as ROCM_ARCHES
-from attnplat.platforms.selection import Preference, Ranked, judge, select
+from attnplat.platforms.selection import Preference, Ranked, Tables, judge, select
 from attnplat.platforms.world import World
 
 SOURCE = Path(attnplat.__file__).parent
@@ -55,6 +55,8 @@ BASE: dict[Operation, dict[str, Any]] = {
     Operation.STATE: {"head_size": 64},
     Operation.INDEXER: {"head_size": 128, "indexer_kv_dtype": "fp8"},
 }
+FIELDS_OF_ANY = {name for operation in Operation for name in dir(config_class(operation))}
+FIELDS_OF_ANY |= {f.name for o in Operation for f in fields(config_class(o))}
 MOST_TRIES = 400
 
 
@@ -79,27 +81,49 @@ each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=str)
 
 
 @cache
-def worlds(platform: str, profiles: tuple[str, ...] = ("full",)) -> tuple[World, ...]:
+def worlds(platform: str) -> tuple[World, ...]:
     """Every device of a platform, with everything installed and switched on."""
-    return tuple(
-        World(device, inventory)
-        for arch in ARCHS[platform]
-        for device in (simulate(platform, arch),)
-        for profile in profiles
-        for inventory in (Inventory.assumed(profile, device),)
-    )
+    devices = [simulate(platform, arch) for arch in ARCHS[platform]]
+    return tuple(World(device, Inventory.assumed("full", device)) for device in devices)
+
+
+@cache
+def devices(platform: str) -> tuple[DeviceInfo, ...]:
+    """One device of each sort."""
+    sorts: dict[Any, DeviceInfo] = {}
+    for world in worlds(platform):
+        sorts.setdefault((world.device.capability, world.device.traits), world.device)
+    return tuple(sorts.values())
+
+
+def various_worlds(platform: str, backend: Backend) -> Iterator[World]:
+    """Each sort of device, with various things installed and switched on."""
+    for inventory in various_inventories(platform, backend.requires):
+        yield from (World(device, inventory) for device in devices(platform))
+
+
+@cache
+def various_inventories(platform: str, requires: tuple[Package, ...]) -> tuple[Inventory, ...]:
+    """The named profiles, what is required alone, and each switch turned."""
+    full, least = (PROFILES[platform][name] for name in ("full", "minimal"))
+    works = {name: found.usable for name, found in full.features.items() if found.how == "assumed"}
+    on = {name: switch.on for name, switch in full.switches.items()}
+    turned = (Inventory.assume(full.packages, works, {**on, n: not v}) for n, v in on.items())
+    return (full, *PROFILES[platform].values(), _with(least, requires), *turned)
 
 
 def stocked(backend: Backend, world: World) -> World:
     """`world` with what the backend requires added to its packages."""
-    have = world.inventory
-    needed = {p.distribution: "1.0" for p in backend.requires}
-    works = {p.feature: True for p in backend.requires if p.feature is not None}
-    features = {name: found.usable for name, found in have.features.items()} | works
-    switches = {name: switch.on for name, switch in have.switches.items()}
-    return world.replace(
-        inventory=Inventory.assume({**needed, **have.packages}, features, switches)
-    )
+    return world.replace(inventory=_with(world.inventory, backend.requires))
+
+
+@cache
+def _with(inventory: Inventory, requires: tuple[Package, ...]) -> Inventory:
+    needed = {package.distribution: "1.0" for package in requires}
+    works = {name: found.usable for name, found in inventory.features.items()}
+    works |= {p.feature: True for p in requires if p.feature is not None}
+    on = dict.fromkeys(inventory.switches, True)
+    return Inventory.assume({**needed, **inventory.packages}, works, on)
 
 
 def home_worlds(entry: Entry) -> Iterator[World]:
@@ -123,7 +147,8 @@ def made(operation: Operation, **values: Any) -> LayerConfig | None:
 
 def fitting(backend: Backend, operation: Operation) -> Iterator[LayerConfig]:
     """Layers within every limit of a resolved backend, the ordinary first."""
-    limits = {name: limit for name, limit in backend.takes.items() if isinstance(limit, Limit)}
+    known = {*config_class(operation).__dataclass_fields__, "dims"}
+    limits = {n: limit for n, limit in backend.takes.items() if n in known}
     choices = [[v for v in limit.inside() if v is not None] or [None] for limit in limits.values()]
     for values in islice(product(*choices), MOST_TRIES):
         chosen = {n: v for n, v in zip(limits, values, strict=True) if v is not None}
@@ -132,8 +157,18 @@ def fitting(backend: Backend, operation: Operation) -> Iterator[LayerConfig]:
             yield config
 
 
+FITS: dict[tuple[str, Operation], tuple[Backend, LayerConfig, World]] = {}
+
+
 def first_fit(entry: Entry, operation: Operation) -> tuple[Backend, LayerConfig, World]:
     """A resolved backend, a layer that it takes, and the world in which it does."""
+    key = (str(entry), operation)
+    if key not in FITS:
+        FITS[key] = _first_fit(entry, operation)
+    return FITS[key]
+
+
+def _first_fit(entry: Entry, operation: Operation) -> tuple[Backend, LayerConfig, World]:
     for world in home_worlds(entry):
         backend = entry.backend.resolve(world)
         for config in fitting(backend, operation):
@@ -227,27 +262,47 @@ each_rule = pytest.mark.parametrize(
 )
 
 
+WISHES = (
+    AttentionConfig(),
+    *(AttentionConfig(flash_attn_version=version) for version in (2, 3, 4)),
+    AttentionConfig(minimax_m3_indexer_cp=True),
+    AttentionConfig(minimax_m3_msa_decode_backend="cutlass"),
+    AttentionConfig(indexer_sparse_logits=True),
+    AttentionConfig(use_trtllm_attention=False),
+)
+# The wishes that a row may ask for.
+MSA_WISHES = (AttentionConfig(), AttentionConfig(minimax_m3_msa_decode_backend="cutlass"))
+MANY_RANKS = RunContext(dcp_size=2, pcp_size=2)
+PACKED = RunContext(run_kv_cache_dtype="turboquant_4bit_nc")
+
+
 def _example_worlds(entry: Entry, rule: Rule) -> Iterator[World]:
+    """The worlds that the rule's example names; all sorts of worlds where it names none."""
     given = dict(rule.example_world)
-    arch, profile = given.pop("arch", None), given.pop("profile", "full")
-    for world in worlds(entry.platform, (profile,)):
-        if arch in (None, world.device.arch):
-            yield world.replace(**given)
+    arch, profile = given.pop("arch", None), given.pop("profile", None)
+    for world in various_worlds(entry.platform, entry.backend):
+        if arch is not None:
+            world = world.replace(device=simulate(entry.platform, arch))
+        if profile not in (None, world.inventory.profile):
+            continue
+        yield world.replace(**given)
+        if not rule.example_world:
+            yield from (world.replace(wishes=wishes) for wishes in WISHES)
+            yield from (world.replace(run=run) for run in (MANY_RANKS, PACKED))
 
 
 @each_rule
 def test_a_rules_example_is_refused_by_that_rule(entry, rule):
     for world in _example_worlds(entry, rule):
-        backend = entry.backend.resolve(stocked(entry.backend, world) if rule.last else world)
-        examples = [rule.example] if rule.example else list(_fitting_of_all(backend))
+        examples = [rule.example] if rule.example else _examples(entry.backend.resolve(world))
         if any(rule.when(config, world) for config in examples):
             return
     pytest.fail("the rule refuses its example nowhere")
 
 
-def _fitting_of_all(backend: Backend) -> Iterator[LayerConfig]:
+def _examples(backend: Backend) -> Iterator[LayerConfig]:
     for operation in sorted(backend.serves):
-        yield from islice(fitting(backend, operation), 20)
+        yield from islice(_wants(backend, operation), 200)
 
 
 @each_rule
@@ -291,8 +346,8 @@ def test_what_is_declared_exists(entry):
     assert backend.summary and "\n" not in backend.summary
     assert backend.reads <= {f.name for f in fields(AttentionConfig)}
     for operation in entry.operations:
-        resolved, config, _ = first_fit(entry, operation)
-        assert set(resolved.takes) <= set(dir(config))
+        resolved, _, _ = first_fit(entry, operation)
+        assert set(resolved.takes) <= FIELDS_OF_ANY
         assert resolved.layouts is None or set(resolved.layouts) <= set(LAYOUT_ORDER)
         limit = resolved.takes.get("block_size")
         assert resolved.block_size is None or limit is None or limit.accepts(resolved.block_size)
@@ -319,30 +374,45 @@ MEMBERS = [
 )
 def test_every_member_of_a_row_is_first_for_something(platform, row, name):
     tables = tables_for(platform)
-    profiles = tuple(PROFILES[platform])
-    for world in worlds(platform, profiles):
-        for operation in sorted(row.serves):
-            backend = tables.find(name, operation)
-            if backend is None or operation not in backend.serves:
-                continue
-            for config in _wants(backend.resolve(world), operation):
-                if tables.row_for(config, world) is row and _first(tables, config, world) == name:
+    for operation in sorted(row.serves):
+        backend = tables.find(name, operation)
+        if backend is None or operation not in backend.serves:
+            continue
+        for world, wishes in product(various_worlds(platform, backend), MSA_WISHES):
+            if all(limit.accepts(getattr(world.device, n)) for n, limit in row.on.items()):
+                world = world.replace(wishes=wishes)
+                wants = _wants(backend.resolve(world), operation)
+                if any(_is_first(tables, row, name, config, world) for config in wants):
                     return
     pytest.fail("it is first for nothing: leave it out, or say why in never_first")
 
 
+def _is_first(
+    tables: Tables, row: Preference, name: str, config: LayerConfig, world: World
+) -> bool:
+    if tables.row_for(config, world) is not row or judge(tables, name, config, world)[1]:
+        return False
+    try:
+        accepted = select(tables, config, world).accepted
+    except ConfigError:  # a wish that nothing here reads
+        return False
+    return bool(accepted) and accepted[0].name == name
+
+
 def _wants(backend: Backend, operation: Operation) -> Iterator[LayerConfig]:
-    """Layers that a backend takes, plain and with one want each."""
+    """Layers that a backend takes, plain and with some wants each."""
+    known = config_class(operation).__dataclass_fields__
     for config in islice(fitting(backend, operation), 40):
-        yield config
-        for values in _VARIATIONS:
-            known = {k: v for k, v in values.items() if k in config.__dataclass_fields__}
-            varied = made(operation, **{**_values(config), **known}) if known else None
-            if varied is not None:
-                yield varied
+        for values, heads in product(_VARIATIONS, ({}, {"num_heads": 8})):
+            if values.keys() <= known.keys():
+                varied = made(operation, **{**_values(config), **values, **heads})
+                if varied is not None:
+                    yield varied
 
 
+_WIDE = {"head_size": 256, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_size": 256}
 _VARIATIONS: tuple[dict[str, Any], ...] = (
+    {},
     {"role": "vision", "attn_type": "encoder_only", "kv_cache_dtype": None},
     {"role": "vision", "attn_type": "encoder_only", "kv_cache_dtype": None, "head_size": 72},
     {"dtype": "float32"},
@@ -358,15 +428,16 @@ _VARIATIONS: tuple[dict[str, Any], ...] = (
     {"mm_prefix": True},
     {"causal": False},
     {"kv_cache_dtype": "fp8"},
+    {"kv_cache_dtype": "fp8", "sinks": True},
+    {"head_size": 512},
+    {"head_size": 512, "dtype": "float32"},
+    _WIDE,
+    {**_WIDE, "dtype": "float32"},
     {"model": "minimax_m3"},
+    {"model": None},
     *({"model_type": m} for m in ("deepseek_v4", "deepseek_v41", "minimax_m3")),
     {"model_type": "deepseek_v4", "sinks": True, "sliding_window": (127, -1)},
 )
-
-
-def _first(tables: Any, config: LayerConfig, world: World) -> str | None:
-    chosen = select(tables, config, world).accepted
-    return chosen[0].name if chosen else None
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

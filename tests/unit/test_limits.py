@@ -20,6 +20,9 @@ from attnplat.backends.limits import (
     Required,
     SubsetOf,
 )
+from attnplat.platforms.device import DeviceInfo
+from attnplat.platforms.inventory import Inventory
+from attnplat.platforms.world import World
 
 TABLE = [
     # limit, accepted, refused, words
@@ -78,11 +81,14 @@ def test_the_nearest_accepted_values_come_first(limit, value, nearest):
 
 def test_cases_take_the_first_that_holds():
     def is_big(world):
-        return world > 10
+        return world.device.cores > 10
 
     def is_huge(world):
-        return world > 100
+        return world.device.cores > 100
+
+    def of(cores):
+        return World(DeviceInfo(platform="cpu", arch="avx2", cores=cores), Inventory.assume())
 
     cases = Cases((is_huge, OneOf(3)), (is_big, OneOf(2)), otherwise=OneOf(1))
-    assert [cases.resolve(w) for w in (1000, 50, 5)] == [OneOf(3), OneOf(2), OneOf(1)]
+    assert [cases.resolve(of(c)) for c in (1000, 50, 5)] == [OneOf(3), OneOf(2), OneOf(1)]
     assert repr(cases) == "Cases(is_huge, is_big)"

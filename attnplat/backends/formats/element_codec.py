@@ -13,7 +13,7 @@ answers change between versions. Rules of encoding, for every element:
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
 
 import torch
 
@@ -27,14 +27,14 @@ def encode_elements(element: Minifloat | Integer, x: torch.Tensor) -> torch.Tens
     if isinstance(element, Integer):
         whole = x.clamp(element.lowest, element.highest).round().nan_to_num(nan=0.0)
         return (whole.int() & ((1 << element.bits) - 1)).to(torch.uint8)
-    values = [element.value(code) for code in range(element.largest_code + 1)]
-    ties = [(low + high) / 2 for low, high in pairwise(values)]
-    between = torch.tensor(ties, dtype=x.dtype, device=x.device)
-    magnitude = x.abs()
-    below = torch.bucketize(magnitude, between, right=False, out_int32=True)
-    above = torch.bucketize(magnitude, between, right=True, out_int32=True)
-    # The two differ on a tie alone, which goes to the even one of its neighbours.
-    code = below + ((above - below) & below)
+    magnitude = x.abs().nan_to_num(nan=0.0).clamp(max=element.largest)
+    # Below the smallest normal number, 2^lowest, codes are as far apart as just above it.
+    lowest, highest = 1 - element.bias, math.frexp(element.largest)[1] - 1
+    exponent = torch.frexp(magnitude.clamp(min=2.0**lowest)).exponent - 1
+    per_step = [2.0 ** (element.mantissa_bits - e) for e in range(lowest, highest + 1)]
+    steps = torch.tensor(per_step, dtype=x.dtype, device=x.device)[exponent - lowest]
+    # A count of steps that rounds up to the next power of two is the next exponent's first code.
+    code = (magnitude * steps).round().int() + (exponent - lowest << element.mantissa_bits)
     signed = torch.signbit(x)
     if not element.negative_zero:
         signed = signed & (code != 0)
@@ -66,7 +66,7 @@ def pack(element: Minifloat | Integer, codes: torch.Tensor) -> torch.Tensor:
 def unpack(element: Minifloat | Integer, stored: torch.Tensor, size: int) -> torch.Tensor:
     """Bytes [..., ceil(size * bits / 8)] to codes [..., size]: the inverse of `pack`."""
     if element.bits == 8:
-        return stored
+        return stored[..., :size]
     halves = torch.stack((stored & 0xF, stored >> 4), dim=-1)
     return halves.flatten(-2)[..., :size]
 

@@ -84,7 +84,7 @@ def encode_rows(
     Raises:
         ConfigError: a row size the format cannot store.
         PlanMismatchError: a tensor of the wrong dtype or shape.
-        UnsupportedCallError: a scale for a format that computes its own.
+        UnsupportedCallError: a scale for a format that takes none.
     """
     size = _check_rows("x", x, FLOATS)
     format.check_size(size)
@@ -165,7 +165,7 @@ def amax_scale(format: Format, x: torch.Tensor, *, per_head: bool = False) -> to
     x [num_tokens, num_kv_heads, size]: the largest magnitude, of all or of each head, over
     the largest that the format's codes reach; at least 2^-126.
 
-    Raises UnsupportedCallError for a format that computes its own.
+    Raises UnsupportedCallError for a format that takes none.
     """
     if not format.needs or isinstance(format.element, Dtype):
         raise UnsupportedCallError(f"{format.encoding.value} takes no scale of the caller")
@@ -192,7 +192,7 @@ def _factor(format: Format, scale: torch.Tensor | None, x: torch.Tensor) -> torc
         return None
     if not format.needs:
         raise UnsupportedCallError(
-            f"{format.encoding.value} computes its own scales; leave `scale` out"
+            f"{format.encoding.value} takes no scale of the caller; leave `scale` out"
         )
     check_tensor("scale", scale, shape=(None,), dtype=torch.float32, device=x.device)
     heads = x.shape[-2] if x.dim() > 1 else 1
@@ -215,7 +215,7 @@ def _from_bytes(dtype: Dtype, stored: torch.Tensor) -> torch.Tensor:
 
 def _rest_bytes(format: Format, rest: torch.Tensor) -> torch.Tensor:
     if format.rest is None:
-        return rest.to(torch.uint8)
+        return rest.to(torch.uint8)  # no elements
     if isinstance(format.rest, Dtype):
         return _as_bytes(format.rest, rest)
     return encode_elements(format.rest, rest)

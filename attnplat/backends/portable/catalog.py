@@ -218,7 +218,6 @@ MINIMAX_M3_SPARSE = Backend(
     takes={
         "model": OneOf("minimax_m3"),
         "head_size": OneOf(128),
-        "attn_type": DECODER,
         "dtype": HALF_DTYPES,
         "kv_cache_dtype": triton_kv(
             KVCacheDtype.AUTO, KVCacheDtype.BFLOAT16, *FP8_KV, KVCacheDtype.FP8_E5M2
@@ -272,7 +271,7 @@ TRITON_BLOCK_INDEXER = Backend(
             {"wishes": AttentionConfig(minimax_m3_indexer_cp=True)},
         ),
     ),
-    reads=frozenset({"indexer_kv_dtype"}),
+    reads=frozenset({"indexer_kv_dtype", "minimax_m3_indexer_cp"}),
     graphs=GraphSupport.ALWAYS,
     preferred_block_size=128,
 )

@@ -34,23 +34,22 @@ def copy_pages(
     `blocks` and `heads` (int64) name them; `plane` is [num_blocks, kv heads, block_size, size]
     of any strides but the last.
     """
-    count, num_heads, tokens, size = plane.shape
-    steps = [plane.stride(0), plane.stride(1), plane.stride(2)]
-    used = [s for s, n in zip(steps, (count, num_heads, tokens), strict=True) if n > 1]
-    together = tokens == 1 or steps[2] == size
-    if together:
-        # A head's page lies in one piece, and is copied as one.
-        used = used[: len(used) - (tokens > 1)]
-    step = gcd(*used) or 1
+    counts, size = plane.shape[:3], plane.shape[3]
+    steps = plane.stride()[:3]
+    tokens = counts[2]
+    step = gcd(*(s for s, n in zip(steps, counts, strict=True) if n > 1)) or 1
     index = blocks * (steps[0] // step) + heads * (steps[1] // step)
-    piece = tokens * size
-    if not together:
+    last = sum((n - 1) * s for s, n in zip(steps, counts, strict=True))
+    if tokens == 1 or steps[2] == size:
+        # A head's page lies in one piece, and is copied as one.
+        piece = tokens * size
+        last -= (tokens - 1) * steps[2]
+    else:
         # Tokens before heads. Copying tokens straight to their place takes two thirds of the
         # time of copying pages and turning them afterwards.
+        piece = size
         token = torch.arange(tokens, device=index.device) * (steps[2] // step)
-        index, piece = (index[:, None] + token).flatten(), size
-    last = sum((n - 1) * s for s, n in zip(steps, (count, num_heads, tokens), strict=True))
-    last -= (tokens - 1) * steps[2] if together else 0
+        index = (index[:, None] + token).flatten()
     pieces = plane.as_strided((last // step + 1, piece), (step, 1))
     torch.index_select(pieces, 0, index, out=into.view(len(index), piece))
 

@@ -53,7 +53,8 @@ class Part:
         rows = own.reshape(group.size, len(self.heads), group.blocks.shape[1] * own.shape[1], size)
         if group.dead is not None:
             request, key = group.dead
-            rows[request, :, key] = 0
+            # A number of Python's would be sent to an accelerator, and the sending waited for.
+            rows[request, :, key] = rows.new_zeros(())
         return rows[:, :, group.start : group.start + group.num_keys]
 
 

@@ -11,11 +11,11 @@
 with it.
 """
 
-from attnplat.integrations.transformers.explain import Explanation, explain
-from attnplat.integrations.transformers.generate import Completion, generate
+from attnplat.integrations.transformers.decoding import Completion, generate
+from attnplat.integrations.transformers.explanation import Explanation, explain
 from attnplat.integrations.transformers.paged import PagedModel
 from attnplat.integrations.transformers.registry import AttentionFunction, register
-from attnplat.integrations.transformers.verify import Verification, verify
+from attnplat.integrations.transformers.verification import Verification, verify
 
 __all__ = [
     "AttentionFunction",

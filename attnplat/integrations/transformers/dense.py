@@ -240,9 +240,7 @@ def _check_bias(call: DenseCall, bias: torch.Tensor) -> None:
         )
 
 
-def _topk(
-    call: DenseCall, layout: Layout, rows: torch.Tensor | None
-) -> torch.Tensor | None:
+def _topk(call: DenseCall, layout: Layout, rows: torch.Tensor | None) -> torch.Tensor | None:
     """Key indices of a dense row, as positions within each request."""
     indices = call.keywords.indices
     if indices is None:

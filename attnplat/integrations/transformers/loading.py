@@ -184,7 +184,7 @@ def _check_magic(path: Path) -> None:
         raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
     if magic != _GGUF_MAGIC:
         raise ModelFileError(
-            f"{str(path)!r} is no GGUF file (it begins with {magic!r}); --model takes a GGUF file, or "
+            f"{str(path)!r} is no GGUF file (it begins with {magic!r}); a model is a GGUF file, or "
             "a folder with a config.json and weights"
         )
 

@@ -124,7 +124,7 @@ class StructuredMask(torch.Tensor):
         cls, visible: torch.Tensor, rules: MaskRules | None, layout: Layout | None
     ) -> StructuredMask:
         """`visible` with what is known of it."""
-        mask = visible.as_subclass(cls)
+        mask: StructuredMask = visible.as_subclass(cls)
         mask.rules, mask.ragged = rules, layout
         return mask
 
@@ -145,10 +145,11 @@ class StructuredMask(torch.Tensor):
 
 
 def _writes(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    if name.startswith("__"):
-        return name in ("__setitem__", "__set__") or name.startswith("__i") and name != "__invert__"
-    return name.endswith("_")
+    name: str = getattr(func, "__name__", "")
+    if not name.startswith("__"):
+        return name.endswith("_")
+    in_place = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
+    return in_place or name in ("__setitem__", "__set__")
 
 
 def attention_mask(**kwargs: Any) -> torch.Tensor:
@@ -161,10 +162,7 @@ def attention_mask(**kwargs: Any) -> torch.Tensor:
     if call.num_keys == 0:
         return _paged_mask(call)
     kwargs = {**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    visible = sdpa_mask(**kwargs)
-    assert visible is not None
-    if visible.shape[-1] == 0:
-        return visible
+    visible: torch.Tensor = sdpa_mask(**kwargs)
     return StructuredMask.wrap(visible, *_structure(call))
 
 
@@ -220,7 +218,8 @@ def _paged_mask(call: _MaskCall) -> torch.Tensor:
     """No entries: the step of a paged cache has the lengths, and this only brings the rule."""
     if call.padding is not None:
         raise UnsupportedCallError(
-            "a packed batch has no padding; leave attention_mask out, the paged step has the lengths"
+            "a packed batch has no padding, and its lengths are in the paged step; leave "
+            "attention_mask out"
         )
     shape = (call.batch_size, 1, call.num_queries, 0)
     empty = torch.empty(shape, dtype=torch.bool, device=call.device)

@@ -10,7 +10,7 @@ cache may be something else (a compressed latent), what it hands to attention ne
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -22,8 +22,8 @@ from transformers.cache_utils import CacheLayerMixin
 from attnplat.backends.batch import Batch, BatchBounds, PageTable
 from attnplat.backends.form import MaskRules
 from attnplat.backends.interface import AttentionImpl
-from attnplat.backends.plan import Plan, PlanKey
 from attnplat.backends.kv_cache import KVCache, KVCacheSpec
+from attnplat.backends.plan import Plan, PlanKey
 from attnplat.backends.workspace import Workspace
 from attnplat.config.attention import AttentionConfig
 from attnplat.config.layer import MhaConfig
@@ -33,7 +33,7 @@ from attnplat.integrations.transformers.kernels import Kernels
 from attnplat.integrations.transformers.keywords import STEP
 from attnplat.integrations.transformers.layers import layer_config, own_rules
 from attnplat.integrations.transformers.masks import StructuredMask
-from attnplat.integrations.transformers.verify import verify, watched, zeros
+from attnplat.integrations.transformers.verification import verify, watched, zeros
 from attnplat.platforms.selection import Selection
 
 
@@ -157,14 +157,12 @@ class LayerState:
         asked: what each of its calls asks for.
         config: the same as a layer config.
         impl: what runs it.
-        cache: its keys and values.
     """
 
     index: int
     asked: Asked
     config: MhaConfig
     impl: AttentionImpl
-    cache: KVCache
 
 
 @dataclass(frozen=True)
@@ -184,12 +182,14 @@ class PagedStep:
         batch: the lengths.
         pages: where each request's tokens are, and where the new ones go.
         layers: the model's layers by index.
+        caches: their keys and values.
         plans: made by the first layer of each plan key, shared by the others.
     """
 
     batch: Batch
     pages: PageTable
-    layers: dict[int, LayerState]
+    layers: Mapping[int, LayerState]
+    caches: Mapping[int, KVCache]
     workspaces: dict[PlanKey, Workspace]
     plans: dict[PlanKey, Plan] = field(default_factory=dict)
 
@@ -203,7 +203,7 @@ class PagedStep:
         out = state.impl.forward(
             self._plan(state.impl),
             call.query[0].transpose(0, 1),
-            state.cache,
+            self.caches[state.index],
             kv=(call.key[0].transpose(0, 1), call.value[0].transpose(0, 1)),
             sinks=call.keywords.s_aux,
         )
@@ -238,9 +238,10 @@ class PagedStep:
 class PagedModel:
     """A causal language model of transformers that runs ragged batches through paged caches.
 
+    `allocate` gives it memory; then `step` runs.
+
     Args:
         model: loaded with an `attn_implementation` that `register()` made.
-        num_blocks: blocks of the KV cache; a block has its place in every layer.
         block_size: tokens per block; None for what the backends prefer.
         attention: the user's wishes; None for what the environment says.
 
@@ -254,30 +255,41 @@ class PagedModel:
         self,
         model: PreTrainedModel,
         *,
-        num_blocks: int,
         block_size: int | None = None,
         attention: AttentionConfig | None = None,
     ) -> None:
-        if num_blocks < 1:
-            raise ConfigError(f"num_blocks is {num_blocks}; it takes at least 1")
         self.model = model
         self.kernels = Kernels(attention)
-        self.num_blocks = num_blocks
         self._parameters = _forward_parameters(model)
-        asked = _ask_layers(model, self._cache_argument())
-        self.layers = self._set_up(asked, block_size)
-        self.block_size = next(iter(self.layers.values())).cache.spec.block_size
+        self.layers = self._set_up(_ask_layers(model, self._cache_argument()), block_size)
+        impls = [state.impl for state in self.layers.values()]
+        self.block_size = block_size or max(impl.block_size for impl in impls)
+        self._specs = {i: s.impl.kv_cache_spec(self.block_size) for i, s in self.layers.items()}
+        self._caches: dict[int, KVCache] = {}
         self._workspaces: dict[PlanKey, Workspace] = {}
+        self.num_blocks = 0
+
+    def allocate(self, num_blocks: int) -> None:
+        """Give every layer a cache of `num_blocks` blocks; what an earlier one held is gone.
+
+        Raises ConfigError below 1.
+        """
+        if num_blocks < 1:
+            raise ConfigError(f"num_blocks is {num_blocks}; it takes at least 1")
+        self._caches = {}
+        self._caches = _allocate(self._specs, num_blocks, self.device)
+        self.num_blocks = num_blocks
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes that one block takes in all layers together."""
-        return sum(state.cache.spec.bytes_per_block for state in self.layers.values())
+        return sum(spec.bytes_per_block for spec in self._specs.values())
 
     @property
     def layer_kinds(self) -> tuple[LayerKindReport, ...]:
@@ -325,6 +337,7 @@ class PagedModel:
             batch=batch,
             pages=PageTable.from_blocks(blocks, batch, self.block_size),
             layers=self.layers,
+            caches=self._caches,
             workspaces=self._workspaces,
         )
         positions = [p for c, n in zip(contexts, seq_lens, strict=True) for p in range(c, n)]
@@ -349,17 +362,12 @@ class PagedModel:
         return {name: PagedCache(self.model.config.get_text_config().num_hidden_layers)}
 
     def _set_up(self, asked: dict[int, _Seen], block_size: int | None) -> dict[int, LayerState]:
-        configs = {i: seen.config.replace(block_size=block_size) for i, seen in asked.items()}
-        impls = {i: self.kernels.impl(config, self.device) for i, config in configs.items()}
-        size = block_size or max(impl.block_size for impl in impls.values())
-        specs = {i: impl.kv_cache_spec(size) for i, impl in impls.items()}
-        caches = _allocate(specs, self.num_blocks, self.device)
-        return {
-            i: LayerState(
-                index=i, asked=seen.asked, config=configs[i], impl=impls[i], cache=caches[i]
-            )
-            for i, seen in asked.items()
-        }
+        layers = {}
+        for i, seen in asked.items():
+            config = seen.config.replace(block_size=block_size)
+            impl = self.kernels.impl(config, self.device)
+            layers[i] = LayerState(index=i, asked=seen.asked, config=config, impl=impl)
+        return layers
 
 
 def _allocate(
@@ -404,7 +412,7 @@ def _ask_layers(model: PreTrainedModel, cache: dict[str, PagedCache]) -> dict[in
         asked = Asked.of(call)
         if not asked.rules.causal:
             raise UnsupportedCallError(
-                f"layer {index} is not causal: {type(model).__name__} does not decode token by token"
+                f"layer {index} of {type(model).__name__} is not causal, so it cannot decode"
             )
         config = layer_config(
             call.module,

@@ -123,7 +123,8 @@ class WeightCache:
 
 def _matches(path: Path, known: Any) -> bool:
     """Size first: most damage shows there, and costs nothing to see."""
-    return path.stat().st_size == known["size"] and file_digest(path) == known["sha256"]
+    size, digest = known["size"], known["sha256"]
+    return path.stat().st_size == size and bool(file_digest(path) == digest)
 
 
 def _write_manifest(folder: Path) -> None:

@@ -126,9 +126,8 @@ BLACKWELL_SPARSE_QUANTISED = Preference(
     serves=SPARSE_MLA,
     on=_BLACKWELL,
     when=has_quantised_cache,
-    order=("FLASHINFER_MLA_SPARSE", "FLASHMLA_SPARSE", *_LAST),
+    order=("FLASHINFER_MLA_SPARSE", "FLASHMLA_SPARSE"),
     because="FlashInfer's TRT-LLM kernels read fp8 rows fastest",
-    never_first=_NEVER,
 )
 BLACKWELL_SPARSE_FEW_HEADS = Preference(
     serves=SPARSE_MLA,

@@ -363,7 +363,6 @@ FLASHMLA_MEGA_ATTN_DSV41 = Backend(
 _MSA_TAKES = {
     "model": OneOf("minimax_m3"),
     "head_size": OneOf(128),
-    "attn_type": DECODER,
     "dtype": HALF_DTYPES,
     "kv_cache_dtype": OneOf(*_AUTO_BF16, *FP8_KV, KVCacheDtype.NVFP4),
     "block_size": MultipleOf(128),
@@ -396,7 +395,6 @@ STEP5_DSA = Backend(
     takes={
         "model": OneOf("step5"),
         "head_size": OneOf(192),
-        "attn_type": DECODER,
         "dtype": HALF_DTYPES,
         "kv_cache_dtype": OneOf(*_AUTO_BF16, *FP8_KV),
         "block_size": MultipleOf(16),
@@ -455,7 +453,7 @@ MSA_INDEXER = Backend(
     on={"capability": majors(10)},
     requires=(ENGINE_KERNELS,),
     forbids=(NO_SPLIT_INDEXER,),
-    reads=frozenset({"indexer_kv_dtype"}),
+    reads=frozenset({"indexer_kv_dtype", "minimax_m3_indexer_cp"}),
     graphs=GraphSupport.ALWAYS,
     preferred_block_size=128,
 )

@@ -347,6 +347,26 @@ ROCM_AITER_INDEXER = Backend(
     graphs=GraphSupport.ALWAYS,
 )
 
+ROCM_AITER_BLOCK_INDEXER = Backend(
+    name="ROCM_AITER_BLOCK_INDEXER",
+    summary="aiter's scores of MiniMax-M3's blocks from shuffled fp8 pages",
+    serves=INDEXER,
+    takes={
+        "head_size": OneOf(128),
+        "model_type": OneOf("minimax_m3"),
+        "indexer_kv_dtype": OneOf("fp8"),
+        "topk": OneOf(16),
+        "sparse_logits": OneOf(False),
+    },
+    features=PAGED,
+    on={"traits": Includes("cdna4")},
+    requires=(AITER,),
+    forbids=(rules.SHUFFLED_PAGES, rules.ONE_RANK_INDEXER),
+    reads=frozenset({"indexer_kv_dtype"}),
+    preferred_block_size=128,
+    graphs=GraphSupport.ALWAYS,
+)
+
 CATALOG: tuple[Backend, ...] = (
     ROCM_ATTN,
     ROCM_SEGMENTED_ATTN,
@@ -363,6 +383,7 @@ CATALOG: tuple[Backend, ...] = (
     AITER_PREFILL,
     FLASH_ATTN_PREFILL,
     ROCM_AITER_INDEXER,
+    ROCM_AITER_BLOCK_INDEXER,
     *PORTABLE_GPU,
     *PORTABLE,
 )

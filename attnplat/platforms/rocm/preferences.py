@@ -116,8 +116,11 @@ PREFERENCES: tuple[Preference, ...] = (
     Preference(
         serves=INDEXER,
         when=rules.is_minimax,
-        order=("TRITON_BLOCK_INDEXER",),
-        because="Triton's block scores run on every AMD device",
+        order=(
+            Ranked("ROCM_AITER_BLOCK_INDEXER", rules.aiter_indexes),
+            "TRITON_BLOCK_INDEXER",
+        ),
+        because="aiter's scores lead on shuffled pages; Triton's run on every AMD device",
     ),
     Preference(
         serves=INDEXER,

@@ -12,7 +12,9 @@ from attnplat.backends.portable.predicates import (
     has_narrower_values,
     has_quantised_cache,
     is_turboquant_run,
+    wants_split_indexer,
 )
+from attnplat.config.attention import AttentionConfig
 from attnplat.config.layer import IndexerConfig, MhaConfig, MlaConfig, SparseMlaConfig
 from attnplat.config.names import Feature, KVCacheDtype, Role
 from attnplat.config.run import RunContext
@@ -174,6 +176,10 @@ def _is_mxfp4_over_ranks(config: Any, world: World) -> bool:
     return _keeps_mxfp4_index(config) and over_ranks
 
 
+def _keeps_plain_pages(config: Any, world: World) -> bool:
+    return not shuffles_pages(world)
+
+
 def _runs_turboquant_beside(config: Any, world: World) -> bool:
     return config.has_kv_cache and is_turboquant_run(world)
 
@@ -186,6 +192,20 @@ def _runs_ultraquant_beside(config: Any, world: World) -> bool:
 _LAYER = MhaConfig(head_size=128)
 _BESIDE = "has no KV layout in common with the run's packed format, and a run has one layout"
 
+ONE_RANK_INDEXER = Rule(
+    "minimax_m3_indexer_cp",
+    wants_split_indexer,
+    "minimax_m3_indexer_cp is set, and this indexer is not split over ranks",
+    IndexerConfig(head_size=128, model_type="minimax_m3", indexer_kv_dtype="fp8", topk=16),
+    {"wishes": AttentionConfig(minimax_m3_indexer_cp=True)},
+)
+SHUFFLED_PAGES = Rule(
+    "aiter_shuffled_pages",
+    _keeps_plain_pages,
+    "it reads pages in aiter's shuffled layout, which is switched off",
+    IndexerConfig(head_size=128, model_type="minimax_m3", indexer_kv_dtype="fp8", topk=16),
+    {"arch": "gfx950"},
+)
 LAYOUT_VS_TURBOQUANT = Rule(
     "layout_vs_turboquant",
     _runs_turboquant_beside,

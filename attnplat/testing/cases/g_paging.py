@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from attnplat.errors import AttnplatError, PlanMismatchError
 from attnplat.testing.bench import Bench, Outcome, agrees, layers, raises, same
 from attnplat.testing.bits import differing
 from attnplat.testing.case import CaseList, Check, Checks, Failed
+from attnplat.testing.far import FAR, far_blocks, lazy
 from attnplat.testing.inputs import edges, normal
 from attnplat.testing.paging import by_block
 from attnplat.testing.scenes import Arrangement, Scene
@@ -110,48 +110,10 @@ def _(t: Terrain) -> Checks:
 # Large addresses -----------------------------------------------------------------------------
 
 
-MAP_NORESERVE = 0x4000
-"""Linux's flag for memory that nothing is set aside for; Python's mmap does not name it."""
-
-
-def lazy(nbytes: int, device: torch.device) -> torch.Tensor:
-    """uint8 [nbytes] of memory of which only what is touched takes room."""
-    if device.type != "cpu":
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    return torch.frombuffer(area, dtype=torch.uint8)
-
-
-FAR_ELEMENTS = (1 << 31) + 4096
-
-
-def _far_cache(bench: Bench, stage: Stage, apart: int) -> KVCache:
-    """The stage's cache with blocks `apart` elements from each other."""
-    assert stage.cache is not None and stage.cache.v is not None
-    planes = []
-    for plane in (stage.cache.k, stage.cache.v):
-        blocks, *inner = plane.shape
-        memory = lazy(blocks * apart * plane.element_size(), bench.device).view(plane.dtype)
-        far = memory.as_strided(plane.shape, (apart, *plane.stride()[1:]))
-        far.copy_(plane)
-        planes.append(far)
-    return KVCache(k=planes[0], v=planes[1], spec=stage.cache.spec)
-
-
 @G.case(6, "Cache offsets past 2^31 elements and 2^32 bytes, and slots past 2^31, are addressed")
 def _(t: Terrain) -> Checks:
     scene = edges(normal(t.layer(), [1, 2], [20, 18]))
-    how = t.pages(blocks=((3, 0), (1, 2)), num_blocks=4, write="fused")
-
-    def far(bench: Bench) -> None:
-        impl = bench.impl(scene)
-        stage = bench.lay_out(scene, how, impl)
-        stage.cache = _far_cache(bench, stage, FAR_ELEMENTS // 2 if t.full else FAR_ELEMENTS // 3)
-        stage.watches = [w for w in stage.watches if "cache" not in w.name]
-        plain = bench.call(scene, how)
-        same("blocks far apart", plain, bench.call(scene, how, impl=impl, stage=stage))
-
-    yield Check(layers(scene), far, "blocks far apart")
+    yield far_blocks(scene, t)
     config = t.layer(num_heads=1, num_kv_heads=1)
     many = edges(normal(config, [1, 1], [5, 3]))
     block = (1 << 31) // t.block_size + 5
@@ -214,7 +176,7 @@ def _(t: Terrain) -> Checks:
         impl, how = bench.impl(scene), t.pages()
         plain = bench.call(scene, how, impl=impl)
         stage = bench.lay_out(scene, how, impl)
-        rows, apart = scene.num_rows, FAR_ELEMENTS // 3
+        rows, apart = scene.num_rows, FAR
         assert stage.out is not None
         for name in ("q", "out"):
             near = getattr(stage, name)

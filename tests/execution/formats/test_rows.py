@@ -386,6 +386,22 @@ def test_the_computed_scale_reaches_the_largest_and_saturates_nothing(
     assert (zero == 2.0**-126).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [
+        ("fp8_e4m3fn", 448.0),
+        ("fp8_e4m3fnuz", 224.0),
+        ("fp8_e5m2", 57344.0),
+        ("nvfp4", 6.0 * 448.0),  # the largest code times the largest scale of a tile
+    ],
+)
+def test_the_computed_scale_is_1_for_the_largest_that_codes_reach(
+    name: str, largest: float
+) -> None:
+    x = torch.tensor([[[-largest] + [1.0] * 15]])
+    assert amax_scale(format_of(name), x).tolist() == [1.0]
+
+
 def test_scales_of_other_writers_are_decoded_as_they_are() -> None:
     """656: a raw float32; 132 of SM100: four different bytes; scale 0; NaN."""
     row = torch.zeros(656, dtype=torch.uint8)
@@ -461,10 +477,15 @@ REFUSED = {
         PlanMismatchError,
         "scale has dtype torch.float64",
     ),
+    "a scale for a plain format": (
+        lambda: encode_rows(format_of("bfloat16"), X, scale=torch.ones(1)),
+        UnsupportedCallError,
+        "bfloat16 takes no scale of the caller",
+    ),
     "a scale for a format that computes its own": (
         lambda: encode_rows(format_of("int8_th"), X, scale=torch.ones(1)),
         UnsupportedCallError,
-        "int8_th computes its own scales",
+        "int8_th takes no scale of the caller",
     ),
     "rows of another size": (
         lambda: decode_rows(format_of("int8_th"), torch.zeros(2, 64).byte(), size=64),

@@ -67,7 +67,19 @@ def explain(
 
 
 def reason(selection: Selection) -> str:
-    """Why the chosen backend was chosen, a clause."""
+    """Why the chosen backend was chosen, a clause; "" where none was."""
+    chosen = selection.chosen
+    if chosen is None:
+        return ""
     if selection.requested is not None:
         return f"the {selection.requested_by} asked for it"
+    before = selection.candidates[: selection.candidates.index(chosen.name)]
+    refused = [_refusal(name, selection) for name in before if name in selection.rejections]
+    if refused:
+        return f"it comes next after {', '.join(refused)}"
     return selection.row.because if selection.row is not None else ""
+
+
+def _refusal(name: str, selection: Selection) -> str:
+    first = str(selection.rejections[name][0])
+    return f"{name} ({first.removeprefix(f'{name}: ')})"

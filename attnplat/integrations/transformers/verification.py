@@ -198,13 +198,15 @@ def _without_weights(config: PreTrainedConfig, name: str) -> PreTrainedModel:
 
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    found: type[PreTrainedModel]
     for architecture in config.architectures or ():
         if hasattr(transformers, architecture):
-            found: type[PreTrainedModel] = getattr(transformers, architecture)
+            found = getattr(transformers, architecture)
             return found
     for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
         if type(config) in mapping:
-            return mapping[type(config)]
+            found = mapping[type(config)]
+            return found
     raise ConfigError(f"transformers has no model for {type(config).__name__}")
 
 

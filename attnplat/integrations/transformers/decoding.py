@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-
 from attnplat.integrations.transformers.paged import PagedModel
 from attnplat.integrations.transformers.scheduler import Request, Scheduler, Work
 

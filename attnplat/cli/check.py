@@ -1,0 +1,159 @@
+"""`attnplat check`: does a backend do on this machine what it claims?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnplat.cli.main import EXIT_NO, EXIT_OK
+from attnplat.cli.tables import print_table
+from attnplat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from attnplat.testing.runner import Report, Result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "backend",
+        nargs="*",
+        metavar="BACKEND",
+        help="a backend's name, or module:Class of an implementation of your own; default: "
+        "every backend of the device that has an adapter",
+    )
+    parser.add_argument("--device", default="cpu", help="a device of this machine; default cpu")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--quick", action="store_true", help="about half a minute each (default)")
+    how.add_argument("--full", action="store_true", help="every dtype, more sizes and lengths")
+    parser.add_argument(
+        "--case", action="append", metavar="ID", help="only this case (C5) or kind (C); repeatable"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of all random numbers; default 0")
+    parser.add_argument(
+        "--mutations",
+        action="store_true",
+        help="plant bugs and count those that the suite catches, instead of checking a backend",
+    )
+    parser.add_argument("--cases", action="store_true", help="list the cases and what they claim")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument(
+        "--record", metavar="DIR", type=Path, help="write the result into this folder"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, print, record; 1 when a claim does not hold."""
+    if args.cases:
+        return _list_cases(args)
+    if args.mutations:
+        return _mutate(args)
+    from attnplat.testing.runner import Suite, run_conformance
+
+    suite, reports = Suite(), []
+    for backend in args.backend or _backends(args.device):
+        reports.append(
+            run_conformance(
+                backend,
+                args.device,
+                "full" if args.full else "quick",
+                ids=args.case,
+                seed=args.seed,
+                suite=suite,
+                progress=None if args.json else _progress(backend),
+            )
+        )
+        _show(reports[-1], args)
+    if args.json:
+        print(json.dumps([_with_claims(report) for report in reports], indent=2))
+    return EXIT_OK if all(report.ok for report in reports) else EXIT_NO
+
+
+def _backends(device: str) -> list[str]:
+    """The backends with an adapter that nothing about the device or its packages refuses."""
+    from attnplat.config.layer import MhaConfig
+    from attnplat.platforms import platform_for
+
+    platform, layer = platform_for(device), MhaConfig(head_size=128)
+    world = platform.world()
+    found = []
+    for backend in platform.tables.catalog:
+        if backend.loads is None or backend.name in found:
+            continue
+        reasons = backend.resolve(world).refuse(layer, world)
+        if not any(reason.kind in ("device", "package") for reason in reasons):
+            found.append(backend.name)
+    if not found:
+        raise ConfigError(f"no backend of {platform.name} has an adapter that runs here")
+    return found
+
+
+def _progress(backend: str) -> Any:
+    """Shows the case at hand where someone watches."""
+    if not sys.stderr.isatty():
+        return None
+
+    def tell(result: Result) -> None:
+        print(f"\r{backend} {result.case.id:<4} {result.status:<16}", end="", file=sys.stderr)
+
+    return tell
+
+
+def _show(report: Report, args: argparse.Namespace) -> None:
+    if not args.json:
+        if sys.stderr.isatty():
+            print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+        _print(report, every=bool(args.case))
+    if args.record is not None:
+        from attnplat.testing.records import record_of, write_record
+
+        if args.case:
+            raise ConfigError("--record needs the whole suite; leave --case out")
+        path = write_record(record_of(report), args.record)
+        if not args.json:
+            print(f"recorded in {path}")
+
+
+def _print(report: Report, *, every: bool) -> None:
+    """The table: all cases where some were asked for, else those that did not simply pass."""
+    subject = report.subject
+    print(f"\n{subject.name} on {subject.device}, {report.level}")
+    shown = [r for r in report.results if every or r.status != "passed" or r.reason]
+    rows = [(r.case.id, r.status, r.checks or None, r.reason or r.case.claim) for r in shown]
+    if rows:
+        print_table(rows, ("case", "", "checks", "what"))
+    for name, worst in sorted(report.gaps.items()):
+        print(f"worst error in {name}: output {worst.out:.1e}, LSE {worst.lse:.1e}")
+    counts = {status: len(report.of(status)) for status in _statuses()}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items())
+    checks = sum(r.checks for r in report.results)
+    print(f"{len(report.results)} cases: {told}; {checks} checks in {report.seconds:.0f} s")
+
+
+def _statuses() -> Any:
+    from attnplat.testing.runner import Status
+
+    return Status
+
+
+def _with_claims(report: Report) -> dict[str, Any]:
+    claims = {r.case.id: r.case.claim for r in report.results}
+    return {**report.to_dict(), "claims": claims}
+
+
+def _list_cases(args: argparse.Namespace) -> int:
+    from attnplat.testing.runner import chosen
+
+    rows = [(case.id, case.claim, case.absent) for case in chosen(args.case)]
+    if args.json:
+        print(json.dumps([dict(zip(("id", "claim", "absent"), row, strict=True)) for row in rows]))
+    else:
+        print_table(rows, ("case", "claim", "not applicable because"))
+    return EXIT_OK
+
+
+def _mutate(args: argparse.Namespace) -> int:
+    raise ConfigError("--mutations: not built yet")
