@@ -115,7 +115,10 @@ class Workspace:
         )
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        """An arena that starts at a multiple of ALIGNMENT, so that what fits is no accident."""
+        memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=self.device)
+        start = -memory.data_ptr() % ALIGNMENT
+        return memory[start : start + nbytes]
 
 
 def _round_up(value: int, multiple: int) -> int:

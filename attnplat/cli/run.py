@@ -46,7 +46,7 @@ PROMPTS = (
 )
 """Asked when no prompt is given; of different lengths, so that the batch is ragged."""
 
-_SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", '"', "”")
+_SENTENCE_ENDS = (*".?!", '"', "\N{RIGHT DOUBLE QUOTATION MARK}", "\N{IDEOGRAPHIC FULL STOP}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -347,7 +347,8 @@ def _stream(events: Iterator[NewToken], answers: Sequence[Answer], out: TextIO) 
 
 
 def _title(number: int, answer: Answer) -> str:
-    return f"[{number + 1}] {answer.prompt}\n"
+    """The prompt; an answer begins on the next line, a continuation on the same."""
+    return f"[{number + 1}] {answer.prompt}" + ("\n" if answer.chat else "")
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,9 +86,9 @@ def visible_devices(variable: str, text: str | None, uuids: Sequence[str]) -> Vi
 
 
 def _leading_number(item: str) -> int | None:
-    # Like strtoul: "1gpu" is 1.
-    match = re.match(r"\+?([0-9]+)", item)
-    return None if match is None else int(match.group(1)[:9])
+    # Like strtol: "1gpu" is 1 and "-0" is 0; a negative number names no device.
+    match = re.match(r"\+?([0-9]+)|-(0+)(?![0-9])", item)
+    return None if match is None else int((match.group(1) or match.group(2))[:9])
 
 
 def _by_uuid(item: str, uuids: Sequence[str]) -> int | None:

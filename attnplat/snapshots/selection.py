@@ -18,41 +18,32 @@ from attnplat.snapshots.kind import (
 )
 from attnplat.snapshots.layers import Case, case_of
 
-
-# It reads the model's latent sizes before it asks whether the layer is latent.
-_RAISES = ("FLASHINFER_MLA_SPARSE", "exception:AttributeError")
+# A request at which the recorded engine itself fails, where its class can be imported: it
+# reads the model's latent sizes before it asks whether the layer is latent.
+_RAISES, _RAISED = "FLASHINFER_MLA_SPARSE", "exception:AttributeError"
 
 
 def decide_selection(row: Row, platform: Platform) -> Outcome:
     """The outcome fields of an ordinary selection."""
     case, requested = case_of(row), row["requested"]
-    if platform.tables.accepts and _raises(case, requested, platform):
-        rejected = {str(requested): [_RAISES[1]]}
-        return {
-            "selected": None,
-            "priority_list": [],
-            "valid": [],
-            "rejected": rejected,
-            "error": _RAISES[1],
-        }
     selection = ask(platform, case.config, case.run, **case.wishes)
     listed = selection if selection is not None and selection.requested is None else None
+    rejected = _rejected(selection, requested)
+    error = error_of(selection, requested)
+    if platform.tables.accepts and _raises(case, rejected):
+        rejected, error = {_RAISES: [_RAISED]}, _RAISED
     return {
         "selected": chosen_name(selection),
         "priority_list": list(listed.candidates) if listed else [],
         "valid": [b.name for b in listed.accepted] if listed else [],
-        "rejected": _rejected(selection, requested),
-        "error": error_of(selection, requested),
+        "rejected": rejected,
+        "error": error,
     }
 
 
-def _raises(case: Case, requested: str | None, platform: Platform) -> bool:
-    """Whether the recorded engine fails at the request itself, where it does not ignore it."""
-    if requested != _RAISES[0] or isinstance(case.config, MlaConfig):
-        return False
-    world = platform.world(run=case.run)
-    asked = not platform.tables.allows("request_ignored", case.config, world)
-    return asked and case.run.model_head_size is not None
+def _raises(case: Case, rejected: dict[str, list[str]]) -> bool:
+    known = case.run.model_head_size is not None and not isinstance(case.config, MlaConfig)
+    return known and "non_mla" in rejected.get(_RAISES, ())
 
 
 def _rejected(selection: Selection | None, requested: str | None) -> dict[str, list[str]]:

@@ -71,8 +71,10 @@ class Paging:
         found = []
         size = self.how.block_size
         for sight, count in zip(self.scene.sights, self.counts, strict=True):
-            keys = sight.in_reach().tolist()
-            found.append([any(keys[b * size : (b + 1) * size]) for b in range(count)])
+            keys = sight.in_reach()
+            padded = torch.zeros(count * size, dtype=torch.bool)
+            padded[: len(keys)] = keys
+            found.append(padded.view(count, size).any(1).tolist())
         return found
 
     @cached_property
@@ -106,36 +108,38 @@ class Paging:
     def slots(self) -> torch.Tensor:
         """The slot of every token that this step writes, int64."""
         slots = [
-            self.slot(r, position)
+            self.at(r, torch.arange(new.start, new.stop))
             for r, request in enumerate(self.scene.requests)
-            for position in new_positions(self.scene, request)
+            for new in [new_positions(self.scene, request)]
         ]
         padding = 0 if self.scene.cross else self.how.padding
-        return torch.tensor([*slots, *[self.how.padding_slots] * padding], dtype=torch.int64)
+        end = torch.full((padding,), self.how.padding_slots, dtype=torch.int64)
+        return torch.cat([*slots, end])
 
-    def slot(self, request: int, position: int) -> int:
-        """Where one token is: block * block_size + offset."""
+    def at(self, request: int, positions: torch.Tensor) -> torch.Tensor:
+        """Where tokens of a request are: block * block_size + offset, int64."""
         size = self.how.block_size
-        return self.blocks[request][position // size] * size + position % size
+        blocks = torch.tensor(self.blocks[request], dtype=torch.int64)
+        return blocks[positions // size] * size + positions % size
 
-    def homes(self, *, new: bool) -> Iterator[tuple[int, list[int], list[int]]]:
+    def homes(self, *, new: bool) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """(request, positions, slots) of tokens to store: the step's new ones, or the others.
 
         Others in blocks that no query may read are left out, unless the caller chose blocks.
         """
         size = self.how.block_size
         for r, request in enumerate(self.scene.requests):
-            written = new_positions(self.scene, request) if self.how.write != "done" else range(0)
+            positions = torch.arange(request.seq_len)
+            written = new_positions(self.scene, request)
+            first = written.start if self.how.write != "done" else request.seq_len
             if new:
-                positions = list(written)
+                positions = positions[first:]
             else:
-                positions = [
-                    p
-                    for p in range(request.seq_len)
-                    if p not in written
-                    and (self.how.blocks is not None or self.reached[r][p // size])
-                ]
-            yield r, positions, [self.slot(r, p) for p in positions]
+                positions = positions[:first]
+                if self.how.blocks is None:
+                    readable = torch.tensor(self.reached[r], dtype=torch.bool)
+                    positions = positions[readable[positions // size]]
+            yield r, positions, self.at(r, positions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,5 +209,6 @@ def _values(request: Request) -> torch.Tensor:
 def _store(view: torch.Tensor, rows: list[torch.Tensor], paging: Paging, *, new: bool) -> None:
     size = paging.how.block_size
     for request, positions, slots in paging.homes(new=new):
-        where = torch.tensor(slots, dtype=torch.int64, device=view.device)
-        view[where // size, :, where % size] = rows[request][positions].to(view.device)
+        if len(slots):
+            block, offset = (slots // size).to(view.device), (slots % size).to(view.device)
+            view[block, :, offset] = rows[request][positions].to(view.device)

@@ -113,8 +113,8 @@ class Scene:
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
         """What each request must give."""
-        sinks = None if self.sinks is None else self.sinks.double().tolist()
-        slopes = None if self.alibi_slopes is None else self.alibi_slopes.double().tolist()
+        sinks = None if self.sinks is None else self.sinks.double()
+        slopes = None if self.alibi_slopes is None else self.alibi_slopes.double()
         found = []
         for sight in self.sights:
             request = sight.request

@@ -7,7 +7,7 @@ implementation, so that no mistake can be on both sides of a comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -238,64 +238,59 @@ def attend(
     sight: Sight,
     k: torch.Tensor,
     v: torch.Tensor,
-    sinks: Sequence[float] | None = None,
-    slopes: Sequence[float] | None = None,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> Answer:
-    """The answer for one request with keys and values `k`, `v` as stored (float64)."""
-    rules, request, visible = sight.rules, sight.request, sight.table
-    kv = [h // rules.group for h in range(rules.num_heads)]
-    outs, lses, sizes = [], [], []
-    for h in range(rules.num_heads):
-        scores = _scores(rules, request, k[:, kv[h]], h, slopes)
-        scores = torch.where(visible, scores, NEG_INF)
-        weights, lse = _softmax(scores, None if sinks is None else sinks[h])
-        # A hidden value has no part in the sum, not even as 0 times what is not finite.
-        values = torch.where(visible.any(0)[:, None], v[:, kv[h]], 0.0)
-        outs.append(weights @ values)
-        sizes.append(weights @ values.abs())
-        lses.append(lse)
-    if not outs:
-        raise ValueError("a layer without heads has no answer")
+    """The answer for one request.
+
+    `k`, `v` [seq_len, num_kv_heads, size] are as stored, float64; `sinks` and `slopes`
+    [num_heads], float64, or None.
+    """
+    rules, visible = sight.rules, sight.table
+    of_head = torch.arange(rules.num_heads) // rules.group
+    scores = _scores(rules, sight.request, k[:, of_head], slopes)
+    weights, lse = _softmax(torch.where(visible, scores, NEG_INF), sinks)
+    # A hidden value has no part in the sum, not even as 0 times what is not finite.
+    values = torch.where(visible.any(0)[:, None, None], v, 0.0)[:, of_head]
     return Answer(
-        out=torch.stack(outs, 1),
-        lse=torch.stack(lses, 1),
-        magnitude=torch.stack(sizes, 1),
+        out=torch.einsum("hrj,jhd->rhd", weights, values),
+        lse=lse.T,
+        magnitude=torch.einsum("hrj,jhd->rhd", weights, values.abs()),
         visible=visible,
     )
 
 
 def _scores(
-    rules: Rules,
-    request: Request,
-    k: torch.Tensor,
-    head: int,
-    slopes: Sequence[float] | None,
+    rules: Rules, request: Request, k: torch.Tensor, slopes: torch.Tensor | None
 ) -> torch.Tensor:
-    s = rules.scale * (request.q[:, head].double() @ k.T)
+    """[num_heads, query_len, seq_len]: scale, soft cap, ALiBi, position bias."""
+    s = rules.scale * torch.einsum("rhd,jhd->hrj", request.q.double(), k)
     if rules.cap is not None:
         s = rules.cap * torch.tanh(s / rules.cap)
     if slopes is not None:
         first = request.position(0)
         p = torch.arange(first, first + request.query_len, dtype=torch.float64)
         j = torch.arange(request.seq_len, dtype=torch.float64)
-        s = s - slopes[head] * (p[:, None] - j[None]).abs()
+        s = s - slopes[:, None, None] * (p[:, None] - j[None]).abs()
     if request.bias is not None:
-        s = s + request.bias[head].double()
+        s = s + request.bias.double()
     return s
 
 
-def _softmax(scores: torch.Tensor, sink: float | None) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = scores.shape[0]
-    terms = scores
-    if sink is not None:
-        terms = torch.cat([scores, torch.full((rows, 1), sink, dtype=torch.float64)], 1)
-    if terms.shape[1] == 0:
-        return scores, torch.full((rows,), NEG_INF, dtype=torch.float64)
-    high = terms.amax(1, keepdim=True)
+def _softmax(
+    scores: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights as `scores`, and the log-sum-exp [num_heads, query_len]; sinks join both."""
+    terms, keys = scores, scores.shape[2]
+    if sinks is not None:
+        extra = sinks[:, None, None].expand(*scores.shape[:2], 1)
+        terms = torch.cat([scores, extra], 2)
+    if terms.shape[2] == 0:
+        return scores, torch.full(scores.shape[:2], NEG_INF, dtype=torch.float64)
+    high = terms.amax(2, keepdim=True)
     shift = torch.where(high == NEG_INF, 0.0, high)
     weights = torch.exp(terms - shift)
-    total = weights.sum(1, keepdim=True)
-    lse = (shift + torch.log(total)).squeeze(1)
-    weights = torch.where(total == 0, 0.0, weights / torch.where(total == 0, 1.0, total))
-    return weights[:, : scores.shape[1]], lse
-
+    total = weights.sum(2, keepdim=True)
+    lse = (shift + torch.log(total)).squeeze(2)
+    weights = weights / torch.where(total == 0, 1.0, total)
+    return weights[..., :keys], lse

@@ -164,8 +164,9 @@ int32_t check_plan(const attnplat_cpu_plan *p) {
   bool good = p->num_kv_heads > 0 && p->num_heads > 0 && p->num_heads % p->num_kv_heads == 0 &&
               p->head_size > 0 && p->v_head_size > 0 && p->num_reqs >= 0 && p->dtype >= 0 &&
               p->dtype <= ATTNPLAT_F16 && p->kv_encoding >= 0 && p->kv_encoding <= ATTNPLAT_INT8 &&
-              (p->block_table ? p->block_size > 0 : p->kv_start != nullptr) && p->query_start &&
-              p->seq_lens && (!p->ranges || p->range_starts);
+              (p->num_reqs == 0 ||
+               ((p->block_table ? p->block_size > 0 : p->kv_start != nullptr) && p->query_start &&
+                p->seq_lens && (!p->ranges || p->range_starts)));
   return good ? ATTNPLAT_OK : ATTNPLAT_BAD_VALUE;
 }
 

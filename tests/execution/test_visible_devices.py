@@ -18,6 +18,10 @@ items = st.one_of(
 )
 
 
+def test_a_negative_zero_is_the_first_device() -> None:
+    assert visible_devices("CUDA_VISIBLE_DEVICES", "-0,1", UUIDS).ordinals == (0, 1)
+
+
 def as_torch_reads() -> tuple[int, ...]:
     """The ordinals torch keeps, by its own two steps and its trimming to the devices here."""
     listed = torch.cuda._parse_visible_devices()

@@ -1,4 +1,4 @@
-"""Tiny models of many families with random weights, and inputs that exercise their features.
+"""Tiny models of many families with random weights, and what they give without attnplat.
 
 Weights are drawn wide (initializer_range 0.5): with transformers' default of 0.02 attention
 is near uniform, and a dropped window, sink or soft cap does not show.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 VOCABULARY = 97
 INITIALIZER_RANGE = 0.5
+LENGTHS = (8, 13, 11)
 
 _DECODER = dict(
     vocab_size=VOCABULARY,
@@ -53,38 +55,36 @@ class Family:
     """One family.
 
     Attributes:
-        config: class name of the config in transformers.
-        model: class name of the model.
+        config, model: class names in transformers.
         options: keyword arguments of the config.
-        features: features a layer of it uses, each of which a test drops.
+        features: what its layers use besides mask and scale; a test drops each.
+        sides: sides of padding that it can take.
         paged: whether it decodes through a paged cache.
-        takes_decoder_ids: encoder-decoder.
+        crosses: encoder-decoder.
     """
 
     config: str
     model: str
     options: Mapping[str, Any]
-    features: tuple[str, ...]
-    paged: bool = False
-    takes_decoder_ids: bool = False
+    features: tuple[str, ...] = ()
+    sides: tuple[str, ...] = ("left", "right")
+    paged: bool = True
+    crosses: bool = False
 
 
-def _decoder(config: str, *features: str, paged: bool = True, **options: Any) -> Family:
-    model = config.removesuffix("Config").removesuffix("Text") + "ForCausalLM"
-    model = {"Gemma3ForCausalLM": "Gemma3ForCausalLM"}.get(model, model)
-    return Family(config, model, _DECODER | options, ("mask", "scale", *features), paged=paged)
+def _decoder(name: str, *features: str, paged: bool = True, **options: Any) -> Family:
+    model = name.removesuffix("Text") + "ForCausalLM"
+    return Family(f"{name}Config", model, _DECODER | options, features, paged=paged)
 
 
 FAMILIES: dict[str, Family] = {
-    "llama": _decoder("LlamaConfig"),
-    "mistral": _decoder("MistralConfig", "window", sliding_window=4),
-    "qwen2": _decoder("Qwen2Config", "window", use_sliding_window=True, **_MIXED),
-    "qwen3": _decoder("Qwen3Config", "window", use_sliding_window=True, head_dim=16, **_MIXED),
-    "phi3": _decoder(
-        "Phi3Config", "window", sliding_window=4, original_max_position_embeddings=512
-    ),
+    "llama": _decoder("Llama"),
+    "mistral": _decoder("Mistral", "window", sliding_window=4),
+    "qwen2": _decoder("Qwen2", "window", use_sliding_window=True, **_MIXED),
+    "qwen3": _decoder("Qwen3", "window", use_sliding_window=True, head_dim=16, **_MIXED),
+    "phi3": _decoder("Phi3", "window", sliding_window=4, original_max_position_embeddings=512),
     "gemma2": _decoder(
-        "Gemma2Config",
+        "Gemma2",
         "window",
         "soft_cap",
         head_dim=16,
@@ -92,46 +92,36 @@ FAMILIES: dict[str, Family] = {
         attn_logit_softcapping=2.0,
         **_MIXED,
     ),
-    "gemma3": _decoder(
-        "Gemma3TextConfig", "window", head_dim=16, query_pre_attn_scalar=24, **_MIXED
-    ),
-    "gpt_oss": _decoder("GptOssConfig", "window", "sinks", head_dim=16, **_EXPERTS, **_MIXED),
-    "deepseek_v3": _decoder("DeepseekV3Config", **_LATENT),
+    "gemma3": _decoder("Gemma3Text", "window", head_dim=16, query_pre_attn_scalar=24, **_MIXED),
+    "gpt_oss": _decoder("GptOss", "window", "sinks", head_dim=16, **_EXPERTS, **_MIXED),
+    "deepseek_v3": _decoder("DeepseekV3", **_LATENT),
     "deepseek_v32": _decoder(
-        "DeepseekV32Config",
+        "DeepseekV32",
         "topk",
-        paged=False,  # its indexer keeps a cache of its own
+        paged=False,  # its indexer keeps keys of its own
         index_topk=4,
         index_n_heads=4,
         index_head_dim=32,
         **_LATENT,
     ),
-    "gpt_neox": _decoder("GPTNeoXConfig"),
+    "gpt_neox": _decoder("GPTNeoX"),
     "gpt2": Family(
         "GPT2Config",
         "GPT2LMHeadModel",
         dict(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=512),
-        ("mask", "scale"),
-        paged=True,
     ),
     "opt": Family(
         "OPTConfig",
         "OPTForCausalLM",
         _DECODER | dict(ffn_dim=64, word_embed_proj_dim=64),
-        ("mask", "scale"),
-        paged=True,
     ),
-    "bert": Family(
-        "BertConfig",
-        "BertForMaskedLM",
-        _DECODER,
-        ("mask", "scale"),
-    ),
+    "bert": Family("BertConfig", "BertForMaskedLM", _DECODER, paged=False),
     "modernbert": Family(
         "ModernBertConfig",
         "ModernBertForMaskedLM",
         _DECODER | dict(local_attention=8, global_attn_every_n_layers=2, cls_token_id=1),
-        ("mask", "scale", "window"),
+        ("window",),
+        paged=False,
     ),
     "t5": Family(
         "T5Config",
@@ -146,8 +136,9 @@ FAMILIES: dict[str, Family] = {
             decoder_start_token_id=0,
             initializer_factor=5.0,
         ),
-        ("mask", "scale", "position_bias"),
-        takes_decoder_ids=True,
+        ("position_bias",),
+        paged=False,
+        crosses=True,
     ),
     "bart": Family(
         "BartConfig",
@@ -167,8 +158,9 @@ FAMILIES: dict[str, Family] = {
             bos_token_id=1,
             eos_token_id=2,
         ),
-        ("mask", "scale"),
-        takes_decoder_ids=True,
+        sides=("right",),  # its learned positions count from the first column
+        paged=False,
+        crosses=True,
     ),
 }
 
@@ -193,7 +185,7 @@ class Sequences:
     decoder: tuple[torch.Tensor, ...] | None = None
 
 
-def sequences(name: str, lengths: tuple[int, ...] = (8, 13, 11)) -> Sequences:
+def sequences(name: str, lengths: tuple[int, ...] = LENGTHS) -> Sequences:
     """Random token sequences, the same at every call."""
     generator = torch.Generator().manual_seed(3)
 
@@ -201,7 +193,7 @@ def sequences(name: str, lengths: tuple[int, ...] = (8, 13, 11)) -> Sequences:
         return torch.randint(3, VOCABULARY, (length,), generator=generator)
 
     ids = tuple(draw(n) for n in lengths)
-    if not FAMILIES[name].takes_decoder_ids:
+    if not FAMILIES[name].crosses:
         return Sequences(ids)
     return Sequences(ids, tuple(draw(9) for _ in lengths))
 
@@ -238,6 +230,29 @@ def together(
     with torch.inference_mode():
         found = model(**inputs, use_cache=False).logits.double()
     return found.flatten(0, 1) if given.decoder is not None else found[mask.bool()]
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """A float32 model, its logits in float64, and how far its own eager attention is from them."""
+
+    model: PreTrainedModel
+    given: Sequences
+    expected: torch.Tensor
+    own_error: float
+
+    @property
+    def bound(self) -> float:
+        """How far any right implementation may be."""
+        return 4 * self.own_error + 1e-6
+
+
+@cache
+def yardstick(name: str) -> Yardstick:
+    """The yardstick of a family: eager, sequence by sequence, so that no padding has a part."""
+    model, given = build(name), sequences(name)
+    expected = alone(build(name).double(), given, "eager")
+    return Yardstick(model, given, expected, difference(alone(model, given, "eager"), expected))
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -32,7 +32,7 @@ VISION = Preference(
     serves=MHA,
     when=is_vision,
     order=("FLASH_ATTN", "TRITON_ATTN", *_LAST, "FLASHINFER"),
-    because="without a cache FlashAttention leads, and Triton takes the head sizes it lacks",
+    because="without a cache FlashAttention leads, and Triton takes the head sizes that it lacks",
     never_first={**_NEVER, "FLASHINFER": "its paged kernels need a cache, which towers lack"},
 )
 NARROW_VALUES = Preference(
@@ -44,7 +44,7 @@ NARROW_VALUES = Preference(
         "FLEX_ATTENTION",
         *_LAST,
     ),
-    because="FlashAttention 3 and 4 read values of another width, version 2 does not",
+    because="FlashAttention 3 and 4 lead on values of another width, then Triton; others lack them",
     never_first=_NEVER,
 )
 BLACKWELL_FORWARD = Preference(
@@ -60,7 +60,8 @@ BLACKWELL_FORWARD = Preference(
         "TURBOQUANT",
         *_LAST,
     ),
-    because="FlashInfer's TRT-LLM kernels are the fastest on datacenter Blackwell",
+    because="on datacenter Blackwell FlashInfer's TRT-LLM kernels lead, then FlashAttention; "
+    "Triton takes every mask, and torch what is left",
     never_first=_NEVER,
 )
 ORDINARY = Preference(
@@ -74,7 +75,8 @@ ORDINARY = Preference(
         "TURBOQUANT",
         *_LAST,
     ),
-    because="FlashAttention leads where it runs; FlashInfer adds cache formats, Triton everything",
+    because="FlashAttention leads where it runs, FlashInfer adds cache formats, Triton takes "
+    "every mask, and torch what is left",
     never_first=_NEVER,
 )
 
@@ -84,14 +86,15 @@ BLACKWELL_LATENT = Preference(
     serves=MLA,
     on=_BLACKWELL,
     order=("FLASHINFER_MLA", "TOKENSPEED_MLA", "CUTLASS_MLA", "TRITON_MLA", *_LAST),
-    because="FlashInfer's TRT-LLM decode leads on datacenter Blackwell",
+    because="on datacenter Blackwell FlashInfer's TRT-LLM decode leads; Triton takes every size",
     never_first=_NEVER,
 )
 HOPPER_LATENT = Preference(
     serves=MLA,
     on=_HOPPER,
     order=("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", *_LAST),
-    because="FlashAttention 3 decodes any query length at once; FlashMLA adds fp8 caches",
+    because="FlashAttention 3 decodes any query length at once, FlashMLA adds fp8 caches, and "
+    "Triton takes every size",
     never_first=_NEVER,
 )
 ORDINARY_LATENT = Preference(
@@ -127,7 +130,7 @@ BLACKWELL_SPARSE_QUANTISED = Preference(
     on=_BLACKWELL,
     when=has_quantised_cache,
     order=("FLASHINFER_MLA_SPARSE", "FLASHMLA_SPARSE"),
-    because="FlashInfer's TRT-LLM kernels read fp8 rows fastest",
+    because="FlashInfer's TRT-LLM kernels read fp8 rows fastest; FlashMLA reads the packed ones",
 )
 BLACKWELL_SPARSE_FEW_HEADS = Preference(
     serves=SPARSE_MLA,
@@ -141,7 +144,7 @@ BLACKWELL_SPARSE = Preference(
     serves=SPARSE_MLA,
     on=_BLACKWELL,
     order=("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE", *_LAST),
-    because="FlashMLA leads on plain rows with many heads",
+    because="FlashMLA leads on plain rows with many heads, and FlashInfer takes float16",
     never_first=_NEVER,
 )
 CONSUMER_SPARSE = Preference(
@@ -156,7 +159,7 @@ HOPPER_SPARSE_512 = Preference(
     on=_HOPPER,
     when=rules.has_rows_of_512,
     order=("FLASHINFER_MLA_SPARSE_SM90", "FLASH_ATTN_MLA_SPARSE", "FLASHMLA_SPARSE", *_LAST),
-    because="FlashInfer's kernel is the fastest for rows of 512",
+    because="FlashInfer leads on rows of 512, FlashAttention 3 takes float16, FlashMLA packed fp8",
     never_first=_NEVER,
 )
 HOPPER_SPARSE = Preference(

@@ -17,7 +17,8 @@ import torch
 
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
 from attnplat.backends.formats.encodings import Encoding
-from attnplat.backends.interface import AttentionImpl, Call, Plan, Schedule
+from attnplat.backends.interface import AttentionImpl
+from attnplat.backends.plan import Call, Plan, Schedule
 from attnplat.backends.workspace import ALIGNMENT, Workspace
 from attnplat.config.env import read_env
 from attnplat.config.layer import LayerConfig
@@ -83,7 +84,7 @@ class CpuSchedule(Schedule):
 
 
 class CpuAttnImpl(AttentionImpl):
-    """Attention of one layer by the C++ kernels.
+    """Multi-head attention of one layer by the C++ kernels.
 
     `isa` is the instruction set to use; left out, the one of ATTNPLAT_CPU_ISA, or the highest
     that this machine has.
@@ -261,7 +262,7 @@ class CpuAttnImpl(AttentionImpl):
         t.logits_soft_cap = form.logits_soft_cap or 0.0
         for name in ("sinks", "alibi_slopes"):
             if (given := getattr(call, name)) is not None:
-                kept.append(given.contiguous())
+                kept.append(given.float().contiguous())
                 setattr(t, name, kept[-1].data_ptr())
         if call.topk_indices is not None:
             indices = _rows_in_one_piece(call.topk_indices)
@@ -275,6 +276,40 @@ class CpuAttnImpl(AttentionImpl):
             t.bias_request = request[0] if request else 0
             t.position_bias = bias.data_ptr()
         return t, kept
+
+
+class CpuMlaImpl(CpuAttnImpl):
+    """Absorbed latent attention, dense or over chosen keys: one key head, values in its keys."""
+
+    name = "CPU_MLA"
+    operations = frozenset({Operation.MLA, Operation.SPARSE_MLA})
+
+
+class AmxMlaImpl(CpuMlaImpl):
+    """The same with AMX tiles, under the name that asks for them."""
+
+    name = "AMX_MLA"
+
+    def __init__(
+        self,
+        config: LayerConfig,
+        device: torch.device | str,
+        encoding: Encoding | str | None,
+        isa: str | None = None,
+    ) -> None:
+        super().__init__(config, device, encoding, isa)
+        if self.isa != "amx":
+            raise ConfigError(
+                f"AMX_MLA needs AMX; the instruction set in use here is {self.isa} (CPU_MLA runs "
+                "on any)"
+            )
+
+
+class CpuPrefillImpl(CpuAttnImpl):
+    """Latent attention with its keys and values expanded, without a cache."""
+
+    name = "CPU"
+    operations = frozenset({Operation.MLA_PREFILL})
 
 
 def ctypes_size(struct: type[PlanStruct | TensorsStruct]) -> int:

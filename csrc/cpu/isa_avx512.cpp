@@ -1,0 +1,24 @@
+// AVX-512 F, BW, DQ and VL.
+
+#include <immintrin.h>
+#include <stddef.h>
+
+#include "kernels.h"
+
+namespace attnplat_cpu {
+namespace avx512 {
+#include "encodings.h"
+#include "masks.h"
+#include "vector_avx512.h"
+// Each of these builds on those above it.
+#include "softmax.h"
+#include "tile.h"
+#include "products.h"
+#include "finish.h"
+#include "pieces.h"
+#include "attend_vector.h"
+
+const Kernels kKernels = {"avx512", block_rows,  few_rows_of,   scratch_of, nothing,
+                          nothing,  attend_task, fold_partials, read_memory};
+}  // namespace avx512
+}  // namespace attnplat_cpu

@@ -1,0 +1,150 @@
+"""What processors choose, and why: instruction sets, adapters that are there, AMD's extension."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnplat.config.attention import AttentionConfig
+from attnplat.config.layer import (
+    BlockSparseConfig,
+    IndexerConfig,
+    MhaConfig,
+    MlaConfig,
+    MlaPrefillConfig,
+    SparseMlaConfig,
+    StateConfig,
+)
+from attnplat.config.run import RunContext
+from attnplat.platforms import platform_for
+
+DENSE = MhaConfig(head_size=128, num_heads=32, num_kv_heads=8)
+VISION = MhaConfig(head_size=72, attn_type="encoder_only", role="vision", kv_cache_dtype=None)
+LATENT = MlaConfig(
+    head_size=576, qk_nope_head_dim=128, qk_rope_head_dim=64, kv_lora_rank=512, v_head_size=128
+)
+PREFILL = MlaPrefillConfig(
+    head_size=192, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_size=128
+)
+SPARSE = SparseMlaConfig(
+    head_size=576,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    kv_lora_rank=512,
+    v_head_size=128,
+    index_topk=2048,
+    model_type="deepseek_v32",
+)
+
+
+def select(arch, config, *, packages=None, run=None, **wishes):
+    platform = platform_for(f"cpu:{arch}", assume=packages)
+    return platform.select(config, AttentionConfig(**wishes), run=run)
+
+
+def chosen(arch, config, **how):
+    selection = select(arch, config, **how)
+    return selection.chosen.name if selection.ok else None
+
+
+CHOICES = [
+    ("amx", DENSE, "CPU_ATTN"),
+    ("avx512", DENSE, "CPU_ATTN"),
+    ("avx2", DENSE, "CPU_ATTN"),
+    ("neon", DENSE, "CPU_ATTN"),
+    ("scalar", DENSE, "TORCH_SDPA"),
+    ("amx", DENSE.replace(kv_cache_dtype="fp8"), "CPU_ATTN"),
+    ("avx512", DENSE.replace(kv_cache_dtype="fp8_e5m2"), "CPU_ATTN"),
+    ("avx2", DENSE.replace(kv_cache_dtype="fp8"), None),
+    ("neon", DENSE.replace(kv_cache_dtype="fp8"), None),
+    ("amx", DENSE.replace(sinks=True), "TORCH_SDPA"),
+    ("amx", DENSE.replace(head_size=72), "TORCH_SDPA"),
+    ("amx", DENSE.replace(block_size=16), "TORCH_SDPA"),
+    ("amx", DENSE.replace(v_head_size=64), "TORCH_SDPA"),
+    ("amx", DENSE.replace(dtype="float64"), "REFERENCE"),
+    ("amx", DENSE.replace(attn_type="encoder_decoder"), "CPU_ATTN"),
+    ("amx", VISION, "TORCH_SDPA"),
+    ("amx", LATENT, "AMX_MLA"),
+    ("amx", LATENT.replace(dtype="float32"), "CPU_MLA"),
+    ("amx", LATENT.replace(block_size=16), "CPU_MLA"),
+    ("avx512", LATENT, "CPU_MLA"),
+    ("avx2", LATENT, "CPU_MLA"),
+    ("scalar", LATENT, "TORCH_SDPA"),
+    ("avx2", LATENT.replace(sinks=True), "TORCH_SDPA"),
+    ("avx2", PREFILL, "CPU"),
+    ("zen", PREFILL, "CPU"),
+    ("avx2", SPARSE, "TORCH_SDPA"),
+    ("amx", SPARSE, "TORCH_SDPA"),
+]
+
+
+@pytest.mark.parametrize(("arch", "config", "name"), CHOICES)
+def test_the_first_choice(arch, config, name):
+    assert chosen(arch, config) == name
+
+
+def test_amds_extension_prefills_on_amds_processors_alone():
+    assert chosen("zen", PREFILL, packages="zen") == "ZEN_CPU"
+    assert chosen("zen", PREFILL.replace(dtype="float32"), packages="zen") == "CPU"
+    assert chosen("avx512", PREFILL, packages="zen") == "CPU"
+
+
+def test_amds_attention_is_chosen_by_name_only():
+    assert chosen("zen", VISION, packages="zen") == "TORCH_SDPA"
+    assert chosen("zen", VISION, packages="zen", backend="ZENTORCH") == "ZENTORCH"
+
+
+def test_sparse_latent_layers_are_served_with_all_their_parts():
+    selection = select("avx2", SPARSE)
+    assert {part: str(sel.chosen) for part, sel in selection.parts.items()} == {
+        "prefill": "CPU",
+        "indexer": "REFERENCE",
+    }
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "mxfp4"])
+def test_every_format_of_an_indexer_is_scored(dtype):
+    layer = IndexerConfig(head_size=128, model_type="deepseek_v4")
+    selection = select("avx2", layer, indexer_kv_dtype=dtype)
+    assert selection.ok and selection.config.indexer_kv_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "config", [BlockSparseConfig(head_size=128), StateConfig(head_size=64)], ids=str
+)
+def test_what_no_kernel_here_computes_is_refused_in_one_sentence(config):
+    failure = select("amx", config).failure()
+    assert failure.startswith("no backend on cpu:amx (simulated, packages assumed: full) serves")
+
+
+def test_batch_invariance_is_kept_by_torchs_path():
+    assert chosen("amx", DENSE, run=RunContext(batch_invariant=True)) == "TORCH_SDPA"
+
+
+# A real processor ----------------------------------------------------------------------------
+
+
+def here(arch):
+    """A processor that is not simulated: only what has an adapter may be chosen."""
+    platform = platform_for(f"cpu:{arch}")
+    return replace(platform, device=replace(platform.device, simulated=False))
+
+
+@pytest.mark.parametrize("arch", ["amx", "avx512", "avx2", "neon", "scalar"])
+@pytest.mark.parametrize("config", [DENSE, DENSE.replace(head_size=64), LATENT, PREFILL, VISION])
+def test_what_is_chosen_on_a_real_processor_has_an_adapter(arch, config):
+    selection = here(arch).select(config)
+    assert selection.chosen.loads is not None
+    for name, reasons in selection.rejections.items():
+        backend = here(arch).tables.find(name, config.operation)
+        refused_for_its_adapter = "adapter" in {reason.kind for reason in reasons}
+        assert refused_for_its_adapter == (backend.loads is None)
+
+
+def test_a_request_for_what_has_no_adapter_says_so():
+    tables = here("avx2").tables
+    backend = tables.find("ZENTORCH", VISION.operation)
+    assert backend.loads is None
+    selection = here("zen").select(VISION, AttentionConfig(backend="ZENTORCH"))
+    assert "attnplat has no adapter for it yet" in selection.failure()
