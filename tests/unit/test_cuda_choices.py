@@ -70,6 +70,10 @@ MULTI_HEAD = {
         FP16.replace(causal=False),
         "TRITON_ATTN FLASH_ATTN FLASH_ATTN FLASH_ATTN FLASH_ATTN",
     ),
+    "windows reset after a prefix": (
+        FP16.replace(rswa=True),
+        "TRITON_ATTN TRITON_ATTN FLASH_ATTN FLASH_ATTN TRITON_ATTN",
+    ),
     "cross attention": (
         FP16.replace(attn_type="encoder_decoder", causal=None),
         "TRITON_ATTN FLASH_ATTN FLASH_ATTN FLASH_ATTN FLASH_ATTN",
@@ -247,6 +251,13 @@ def test_the_users_wish_about_trtllm_acts():
     assert "FLASHINFER" in [b.name for b in platform.select(sinks).accepted]
     without = platform.select(sinks, AttentionConfig(use_trtllm_attention=False))
     assert "FLASHINFER" not in [b.name for b in without.accepted]
+
+
+def test_a_cache_spread_over_ranks_needs_partial_results_that_merge():
+    for backend in platform_for("sm90").tables.catalog:
+        if backend.serves & {"indexer", "state"} or isinstance(backend.features, Cases):
+            continue
+        assert Feature.DCP not in backend.features or Feature.LSE in backend.features, backend
 
 
 def test_a_device_that_does_not_tell_its_capability_gets_what_runs_anywhere():

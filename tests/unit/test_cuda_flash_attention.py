@@ -75,6 +75,8 @@ STEP_TABLE = [
     ("sm90", Ask(head_size=192, v_head_size=128, sinks=True), {}, None, 4),
     ("sm90", Ask(head_size=192, v_head_size=128), {}, None, 3),
     ("sm90", Ask(head_size=128), {"is_diffusion": True}, None, 4),
+    ("sm90", Ask(head_size=128, rswa=True), {}, None, 4),
+    ("sm80", Ask(head_size=128, rswa=True), {}, None, 2),
     ("sm90", Ask(head_size=264), {"batch_invariant": True}, None, 2),
     ("sm100", Ask(head_size=128), {"batch_invariant": True}, None, 2),
     ("sm100", Ask(head_size=256), {}, None, 2),

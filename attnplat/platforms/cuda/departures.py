@@ -247,10 +247,12 @@ def _blackwell_10_with_4(ask: fa.Ask, world: World, version: int) -> bool:
     return world.device.major == 10 and fa.is_usable(4, world)
 
 
-# Their table of steps: compute capability 11 is not among those that version 4 leads on.
+# Their table of steps: compute capability 11 is not among those that version 4 leads on, and
+# the selector leaves reset windows to the model's code.
 FA_STEPS = tuple(
     replace(step, when=_blackwell_10_with_4) if step.when is fa.is_blackwell_with_4 else step
     for step in fa.STEPS
+    if step.when is not fa.wants_reset_windows
 )
 
 

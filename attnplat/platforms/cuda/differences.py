@@ -258,6 +258,12 @@ _FLASH_ATTENTION = (
     ),
     _never_says(
         _FA,
+        "fa_version_rswa",
+        "windows that are reset after a prefix get version 4, or are refused",
+        "the other versions have no such mask; only one model's code asks for it there",
+    ),
+    _never_says(
+        _FA,
         "fa4_block_size",
         "each layer's block size is judged by its own head size and cache",
         _PER_LAYER,

@@ -152,6 +152,10 @@ def is_beyond_3(ask: Ask, world: World, version: int) -> bool:
     return wide or (ask.sinks and narrow_values) or bool(world.run.is_diffusion)
 
 
+def wants_reset_windows(ask: Ask, world: World, version: int) -> bool:
+    return ask.rswa and version < 4 and is_usable(4, world)
+
+
 def is_batch_invariant(ask: Ask, world: World, version: int) -> bool:
     return version == 4 and bool(world.run.batch_invariant)
 
@@ -185,6 +189,7 @@ STEPS: tuple[Step, ...] = (
     Step(is_3_after_hopper, _four_or_two, "FlashAttention 3 runs on Hopper only"),
     Step(has_alibi, _two, "only FlashAttention 2 adds linear biases"),
     Step(is_beyond_3, _four, "FlashAttention 3 has no kernel for this layer"),
+    Step(wants_reset_windows, _four, "only FlashAttention 4 has the mask of reset windows"),
     Step(is_batch_invariant, _two, "FlashAttention 4's schedule depends on the batch"),
     Step(is_barred_from_own_kernel, _two, "FlashAttention 4's kernel for 256 takes less"),
     Step(is_beyond_4, _two, "FlashAttention 4 has no kernel for this head size"),
@@ -253,6 +258,13 @@ def sinks_are_beyond_version(config: Any, world: World) -> bool:
     if Feature.SINKS not in config.needs or not world.holds(fa_is_3_or_4):
         return False
     return resolve_version(ask_of(config), world) == 2
+
+
+def reset_windows_are_beyond_version(config: Any, world: World) -> bool:
+    """The layer's windows are reset after a prefix, and another version than 4 serves it."""
+    if Feature.RSWA not in config.needs:
+        return False
+    return resolve_version(ask_of(config), world) in (2, 3)
 
 
 def is_hopper_fp8_with_spans(config: Any, world: World) -> bool:

@@ -86,6 +86,13 @@ FA_RULES = (
         {"arch": "sm100"},
     ),
     Rule(
+        "fa_version_rswa",
+        fa.reset_windows_are_beyond_version,
+        "windows that are reset after a prefix need FlashAttention 4, which cannot serve this layer",
+        MhaConfig(head_size=128, rswa=True),
+        {"arch": "sm80"},
+    ),
+    Rule(
         "fa_sm90_fp8_mm_prefix",
         fa.is_hopper_fp8_with_spans,
         "image spans over an fp8 cache have no kernel on Hopper",
