@@ -99,7 +99,7 @@ class Rejection:
         subject: what was compared: a field (`head_size`), a feature (`sinks`), a device
             attribute (`capability`), a distribution, a rule's code.
         got: the value found.
-        takes: what would have been accepted, in words.
+        takes: what would have been accepted: a limit, or words. `str(takes)` is for people.
         source: who set the value: caller, user, environment, model, run, default, device.
     """
 
@@ -107,7 +107,7 @@ class Rejection:
     kind: str
     subject: str
     got: Any
-    takes: str
+    takes: Limit | str
     source: str = "caller"
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class Rejection:
                 value = "unknown" if got is None else got
                 text = f"device.{self.subject} is {value}, takes {self.takes}"
             case _:
-                text = self.takes
+                text = str(self.takes)
         return f"{self.backend}: {text}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Rejection:
             "kind": self.kind,
             "subject": self.subject,
             "got": _plain(self.got),
-            "takes": self.takes,
+            "takes": str(self.takes),
             "source": self.source,
         }
 
@@ -262,7 +262,7 @@ class Backend:
             if limit.accepts(value) or (name == "kv_cache_dtype" and not cached):
                 continue
             source = config.source_of(name)
-            reasons.append(Rejection(self.name, "field", name, value, str(limit), source))
+            reasons.append(Rejection(self.name, "field", name, value, limit, source))
 
     def _ask_features(
         self, config: LayerConfig, wanted: frozenset[Feature], reasons: list[Rejection]
@@ -280,7 +280,7 @@ class Backend:
         for name, limit in limits.items():
             value = getattr(world.device, name)
             if not limit.accepts(value):
-                reasons.append(Rejection(self.name, "device", name, value, str(limit), "device"))
+                reasons.append(Rejection(self.name, "device", name, value, limit, "device"))
 
     def _ask_packages(self, world: World, reasons: list[Rejection]) -> None:
         for package in self.requires:

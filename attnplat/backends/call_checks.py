@@ -9,6 +9,8 @@ import torch
 from attnplat.backends.batch import Batch, HostLengths, PageTable
 from attnplat.backends.checks import FLOATS, Size, at_least, check_tensor
 from attnplat.backends.form import AttentionForm
+from attnplat.backends.formats.encodings import Encoding
+from attnplat.backends.formats.facts import format_of
 from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec, Slots
 from attnplat.backends.plan import Plan, PlanKey
 from attnplat.config.layer import LayerConfig
@@ -30,6 +32,7 @@ class CallChecks:
     device: torch.device
     form: AttentionForm
     dtype: torch.dtype
+    encoding: Encoding
     plan_key: PlanKey
 
     if TYPE_CHECKING:
@@ -232,6 +235,31 @@ class CallChecks:
         shape = (self.form.num_heads, at_least(queries), at_least(keys))
         per_request = isinstance(bias, torch.Tensor) and bias.dim() == 4
         return (plan.batch.num_reqs, *shape) if per_request else shape
+
+    def _check_scales(self, paged: bool, given: dict[str, torch.Tensor | None]) -> None:
+        """The cache's scales are given only where its format takes them, and fit."""
+        form, format = self.form, format_of(self.encoding)
+        for name, scale in given.items():
+            if scale is None:
+                continue
+            if name == "v_scale" and form.values_in_keys:
+                raise UnsupportedCallError(
+                    "v_scale is given; this layer's values are inside k: k_scale is theirs"
+                )
+            if not paged or name not in format.needs:
+                stores = f"{self.encoding.value} takes none" if paged else "the plan has no pages"
+                raise UnsupportedCallError(f"{name} is given and {stores}; leave it out")
+            self._check(name, scale, (None,), torch.float32)
+            heads = form.num_kv_heads
+            if len(scale) not in (1, heads):
+                raise PlanMismatchError(
+                    f"{name} has shape [{len(scale)}]; expected [1] or [{heads}], one per KV head"
+                )
+            if len(scale) > 1 and not form.per_head_quant_scales:
+                raise UnsupportedCallError(
+                    f"{name} has a value per head and the layer's config does not declare "
+                    "per_head_quant_scales; declare it, so that selection can ask the backend"
+                )
 
     def _check_rows(
         self,

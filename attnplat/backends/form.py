@@ -71,6 +71,7 @@ class AttentionForm:
         lse: whether a call may ask for the log-sum-exp.
         batch_masks: the optional mask fields a `Batch` may carry for this layer.
         needs_prefix_lens: whether a `Batch` must carry `prefix_lens`.
+        per_head_quant_scales: whether the cache's scales may be one per head.
     """
 
     num_heads: int
@@ -89,6 +90,7 @@ class AttentionForm:
     lse: bool = False
     batch_masks: frozenset[str] = frozenset()
     needs_prefix_lens: bool = False
+    per_head_quant_scales: bool = False
 
     @property
     def group_size(self) -> int:
@@ -138,6 +140,7 @@ def _mha_form(config: MhaConfig) -> AttentionForm:
         lse=Feature.LSE in config.needs,
         batch_masks=_batch_masks(config.needs),
         needs_prefix_lens=config.rswa,
+        per_head_quant_scales=Feature.PER_HEAD_QUANT_SCALES in config.needs,
     )
 
 

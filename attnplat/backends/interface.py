@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, Self, TypedDict, Unpack, overload
 
 import torch
 
+from attnplat.backends.arch import TorchArch
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
 from attnplat.backends.call_checks import CallChecks, NewKV
 from attnplat.backends.checks import same_device, torch_dtype
@@ -37,6 +38,8 @@ class CallOptions(TypedDict, total=False):
     alibi_slopes: torch.Tensor | None
     position_bias: torch.Tensor | None
     topk_indices: torch.Tensor | None
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
     out: torch.Tensor | None
     lse: torch.Tensor | None
 
@@ -86,8 +89,8 @@ class AttentionImpl(CallChecks, ABC):
     ) -> Self:
         """The implementation for layers of `config` on `device`.
 
-        `encoding` is the cache's stored format; it may be left out where `kv_cache_dtype`
-        alone says it (see `resolve_encoding`).
+        `encoding` is the cache's stored format; left out, it is what `kv_cache_dtype` means
+        on `device` (see `resolve_encoding`).
 
         Raises:
             ConfigError: an operation, feature or encoding this backend does not run, or head
@@ -109,7 +112,9 @@ class AttentionImpl(CallChecks, ABC):
         config = self.config
         word = config.kv_cache_dtype if config.has_kv_cache else None
         if encoding is None:
-            found = resolve_encoding(word, config.operation, dtype=config.dtype)
+            found = resolve_encoding(
+                word, config.operation, TorchArch.of(self.device), dtype=config.dtype
+            )
         else:
             found = parse_name(Encoding, encoding, "encoding")
         if found not in self.encodings:
@@ -238,13 +243,21 @@ class AttentionImpl(CallChecks, ABC):
         )
 
     def write_kv(
-        self, cache: KVCache, k: torch.Tensor, v: torch.Tensor | None, where: PageTable | Plan
+        self,
+        cache: KVCache,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        where: PageTable | Plan,
+        *,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> None:
         """Store new keys and values at their slots; nothing else in the cache is touched.
 
         `k` [tokens, num_kv_heads, head_size] and `v` alike, one row per entry of
         `slot_mapping`; `v` is None for a cache that keeps values in keys. Given a plan,
-        padding rows are skipped whatever their slot.
+        padding rows are skipped whatever their slot. `k_scale` and `v_scale` are as in
+        `forward`: what is stored is divided by them.
 
         Raises as `forward` does.
         """
@@ -257,9 +270,10 @@ class AttentionImpl(CallChecks, ABC):
         self._check_cache(cache, pages)
         assert pages is not None
         self._check_new_kv(cache, pages, slots, (k, v))
+        self._check_scales(True, {"k_scale": k_scale, "v_scale": v_scale})
         assert slots is not None
         with torch.no_grad():
-            cache.write(k, v, slots)
+            cache.write(k, v, slots, k_scale=k_scale, v_scale=v_scale)
 
     @overload
     def forward(
@@ -305,6 +319,8 @@ class AttentionImpl(CallChecks, ABC):
         alibi_slopes: torch.Tensor | None = None,
         position_bias: torch.Tensor | None = None,
         topk_indices: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
@@ -324,6 +340,9 @@ class AttentionImpl(CallChecks, ABC):
             position_bias: added after the soft cap, [num_heads, max_query_len, max_seq_len]
                 or with num_reqs in front: query index in the request, key position.
             topk_indices: key positions each query may see, -1 none, int32 [num_tokens, topk].
+            k_scale, v_scale: what stored keys and values are multiplied by, in formats that say
+                so in `needs`; float32 [1], or [num_kv_heads] where the config declares
+                per_head_quant_scales. Default: 1.
             out: where to write, [num_tokens or more, num_heads, v_head_size]; its padding rows
                 stay as they are. Default: allocated, padding rows zero.
             lse: where to write the natural log-sum-exp, float32 [num_tokens or more, num_heads].
@@ -348,6 +367,8 @@ class AttentionImpl(CallChecks, ABC):
             "topk_indices": topk_indices,
         }
         self._check_options(plan, options)
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        self._check_scales(plan.pages is not None, scales)
         self._check_rows(plan, q, out, lse, return_lse)
         self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias)
         if out is None:
@@ -355,11 +376,11 @@ class AttentionImpl(CallChecks, ABC):
         if lse is None and return_lse:
             lse = torch.zeros(q.shape[0], self.form.num_heads, device=q.device)
         k, v = self._dense(kv) if cache is None else (None, None)
-        call = Call(q=q, cache=cache, k=k, v=v, out=out, lse=lse, **options)
+        call = Call(q=q, cache=cache, k=k, v=v, out=out, lse=lse, **options, **scales)
         with torch.no_grad(), _no_autocast(q.device.type):
             if cache is not None and kv is not None:
                 assert plan.slots is not None
-                cache.write(*kv, plan.slots)
+                cache.write(*kv, plan.slots, **scales)
             self._attend(plan, call)
         if return_lse:
             assert lse is not None
@@ -378,14 +399,19 @@ class AttentionImpl(CallChecks, ABC):
         spans: Sequence[tuple[int, int, int]],
         *,
         dtype: torch.dtype | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A dense copy of cached tokens, decoded.
 
         `spans` are (request, begin, end) positions; k comes as [tokens, num_kv_heads,
         head_size] and v alike, spans one after the other, in `dtype` (default the layer's).
+        `k_scale` and `v_scale` are as in `forward`.
         """
         self._check_cache(cache, pages)
-        return cache.gather(pages, spans, dtype=dtype or self.dtype)
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        self._check_scales(True, scales)
+        return cache.gather(pages, spans, dtype=dtype or self.dtype, **scales)
 
     # What a backend implements ------------------------------------------------------------
 

@@ -12,8 +12,11 @@ import torch
 from attnplat.backends.batch import PageTable
 from attnplat.backends.checks import check_tensor, to_device, torch_dtype
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding
+from attnplat.backends.formats.facts import Format, format_of
+from attnplat.backends.formats.pages import Pages
+from attnplat.backends.formats.rows import decode_rows, encode_rows
 from attnplat.config.names import parse_name
-from attnplat.errors import ConfigError, UnknownNameError
+from attnplat.errors import ConfigError, PlanMismatchError
 
 
 class KVCacheLayout(StrEnum):
@@ -61,7 +64,8 @@ class KVCacheSpec:
             key row (absorbed MLA).
 
     Raises:
-        ConfigError, UnknownNameError: a value no cache could have.
+        ConfigError, UnknownNameError: a value no cache could have, or a size that the encoding
+            cannot store.
     """
 
     encoding: Encoding
@@ -84,35 +88,64 @@ class KVCacheSpec:
                 f"KVCacheSpec.v_head_size is {self.v_head_size}; values inside keys take at most "
                 f"head_size ({self.head_size})"
             )
+        self._check_format()
+
+    def _check_format(self) -> None:
+        format = self.format
+        if format.keys_only or (format.latent and not self.values_in_keys):
+            holds = "index keys" if format.keys_only else "latent rows (values in the keys)"
+            raise ConfigError(
+                f"KVCacheSpec.encoding {self.encoding.value} stores {holds}; this cache has values "
+                "of its own"
+            )
+        format.check_heads(self.num_kv_heads)
+        format.check_size(self.head_size)
+        if not self.values_in_keys:
+            format.check_size(self.v_head_size)
+
+    @property
+    def format(self) -> Format:
+        """How a row of `encoding` is made. Raises UnknownNameError for one without a codec."""
+        return format_of(self.encoding)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether elements are stored as torch stores them; other rows are bytes."""
+        return self.encoding in PLAIN_ENCODINGS
 
     @property
     def dtype(self) -> torch.dtype:
-        """The torch dtype of the stored elements.
-
-        Raises UnknownNameError for an encoding that is no plain dtype.
-        """
-        if self.encoding not in PLAIN_ENCODINGS:
-            raise UnknownNameError("plain encoding", self.encoding.value, PLAIN_ENCODINGS)
-        return torch_dtype(self.encoding.value)
+        """The dtype of the views: the encoding's where it is plain, else uint8."""
+        return torch_dtype(self.encoding.value) if self.is_plain else torch.uint8
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes, all heads, keys and values."""
-        elements = self.head_size + (0 if self.values_in_keys else self.v_head_size)
-        return self.num_kv_heads * elements * self.dtype.itemsize
+        """Bytes that one token takes, all heads, keys and values, scales included."""
+        values = 0 if self.values_in_keys else self.format.row_bytes(self.v_head_size)
+        return self.num_kv_heads * (self.format.row_bytes(self.head_size) + values)
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes that one block takes: the unit in which memory becomes `num_blocks`."""
-        return self.block_size * self.bytes_per_token
+        multiple = self.format.page_multiple
+        return -(-self.block_size * self.bytes_per_token // multiple) * multiple
+
+    def row_width(self, size: int) -> int:
+        """Entries of `dtype` in the stored row of `size` elements, scales apart left out."""
+        return self.format.data_bytes(size) // self.dtype.itemsize
 
     def k_shape(self, num_blocks: int) -> tuple[int, ...]:
         """Shape of the key view, axes in the layout's order without the layer."""
-        return self._shape(num_blocks, self.head_size)
+        return self._shape(num_blocks, self.row_width(self.head_size))
 
     def v_shape(self, num_blocks: int) -> tuple[int, ...]:
         """Shape of the value view, axes in the layout's order without the layer."""
-        return self._shape(num_blocks, self.v_head_size)
+        return self._shape(num_blocks, self.row_width(self.v_head_size))
+
+    def scales_shape(self, num_blocks: int, size: int) -> tuple[int, ...]:
+        """Shape of the view on the scales of rows of `size` elements, for formats that keep
+        scales apart."""
+        return self._shape(num_blocks, self.format.scale_bytes(size))
 
     def _shape(self, num_blocks: int, content: int) -> tuple[int, ...]:
         sizes = self._sizes(num_blocks, content)
@@ -124,45 +157,58 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KVCache:
-    """One layer's keys and values: two views on memory the caller owns.
+    """One layer's keys and values: views on memory the caller owns.
 
     Attributes:
-        k, v: [num_blocks, num_kv_heads, block_size, head_size | v_head_size] with the axes in
-            `spec.layout`'s order (HND as written, NHD with tokens before heads). Strides are
-            free except in the last dimension, so slices of an engine's own pool do. `v` is
-            None, and becomes a view of `k`, where the spec keeps values in keys.
+        k, v: [num_blocks, num_kv_heads, block_size, row] with the axes in `spec.layout`'s order
+            (HND as written, NHD with tokens before heads). A row is head_size or v_head_size
+            elements of a plain encoding, else the bytes of the format. Strides are free except
+            in the last dimension, so slices of an engine's own pool do. `v` is None, and for a
+            plain encoding becomes a view of `k`, where the spec keeps values in keys.
+        k_scales, v_scales: for formats that keep scales apart from rows, their bytes, axes as
+            in `k`; otherwise None.
         spec: the format.
 
     Raises:
-        PlanMismatchError: a view of the wrong shape, dtype or device.
-        UnknownNameError: an encoding that is no plain dtype.
+        PlanMismatchError: a view that is missing, has no place in the format, or is of the
+            wrong shape, dtype or device.
     """
 
     k: torch.Tensor
     spec: KVCacheSpec
     v: torch.Tensor | None = None
+    k_scales: torch.Tensor | None = None
+    v_scales: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         spec = self.spec
         axis = spec.layout.of_one_layer.index("B")
         blocks = self.k.shape[axis] if isinstance(self.k, torch.Tensor) and self.k.dim() == 4 else 0
-        device = getattr(self.k, "device", torch.device("cpu"))
-        check_tensor(
-            "cache.k",
-            self.k,
-            shape=spec.k_shape(blocks),
-            dtype=spec.dtype,
-            device=device,
-            contiguous_rows=True,
-        )
-        if spec.values_in_keys and self.v is None:
+        self._check("k", self.k, spec.k_shape(blocks))
+        if spec.values_in_keys and spec.is_plain and self.v is None:
             object.__setattr__(self, "v", self.k[..., : spec.v_head_size])
+        own_values = not spec.values_in_keys or spec.is_plain
+        self._check("v", self.v, spec.v_shape(blocks) if own_values else None)
+        apart = spec.format.scales_apart
+        k_shape = spec.scales_shape(blocks, spec.head_size) if apart else None
+        self._check("k_scales", self.k_scales, k_shape)
+        has_v_scales = apart and not spec.values_in_keys
+        v_shape = spec.scales_shape(blocks, spec.v_head_size) if has_v_scales else None
+        self._check("v_scales", self.v_scales, v_shape)
+
+    def _check(self, name: str, view: torch.Tensor | None, shape: tuple[int, ...] | None) -> None:
+        if shape is None:
+            if view is not None:
+                raise PlanMismatchError(
+                    f"cache.{name} is given; {self.spec.encoding.value} has no such view here"
+                )
+            return
         check_tensor(
-            "cache.v",
-            self.v,
-            shape=spec.v_shape(blocks),
-            dtype=spec.dtype,
-            device=device,
+            f"cache.{name}",
+            view,
+            shape=shape,
+            dtype=self.spec.dtype,
+            device=getattr(self.k, "device", torch.device("cpu")),
             contiguous_rows=True,
         )
 
@@ -177,12 +223,51 @@ class KVCache:
     def allocate_layers(
         cls, spec: KVCacheSpec, num_layers: int, num_blocks: int, device: torch.device | str = "cpu"
     ) -> tuple[KVCache, ...]:
-        """Caches for layers of one spec, laid out in memory as `spec.layout` says."""
-        k = _planes(spec, num_layers, num_blocks, spec.head_size, device)
-        if spec.values_in_keys:
-            return tuple(cls(k=plane, spec=spec) for plane in k)
-        v = _planes(spec, num_layers, num_blocks, spec.v_head_size, device)
-        return tuple(cls(k=a, v=b, spec=spec) for a, b in zip(k, v, strict=True))
+        """Caches for layers of one spec, laid out in memory as `spec.layout` says.
+
+        Keys, values and scales apart are areas of their own; `from_pages` has them in one page.
+        """
+        widths = {"k": spec.row_width(spec.head_size)}
+        if not spec.values_in_keys:
+            widths["v"] = spec.row_width(spec.v_head_size)
+        if spec.format.scales_apart:
+            widths["k_scales"] = spec.format.scale_bytes(spec.head_size)
+            if not spec.values_in_keys:
+                widths["v_scales"] = spec.format.scale_bytes(spec.v_head_size)
+        areas = [_planes(spec, num_layers, num_blocks, n, device) for n in widths.values()]
+        return tuple(
+            cls(spec=spec, **dict(zip(widths, views, strict=True)))
+            for views in zip(*areas, strict=True)
+        )
+
+    @classmethod
+    def from_pages(cls, pages: Pages) -> KVCache:
+        """The cache whose blocks are `pages`: rows and scales of a block side by side.
+
+        NHD where the pages have tokens first, else HND.
+        """
+        shape = pages.shape
+        spec = KVCacheSpec(
+            encoding=shape.format.encoding,
+            block_size=shape.block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_size=shape.head_size,
+            v_head_size=shape.values,
+            layout=KVCacheLayout.NHD if shape.tokens_first else KVCacheLayout.HND,
+            values_in_keys=shape.format.latent,
+        )
+        areas = {"k": pages.k}
+        if not spec.values_in_keys:
+            areas["v"] = pages.v
+        if spec.format.scales_apart:
+            areas["k_scales"] = pages.k_scales
+            if not spec.values_in_keys:
+                areas["v_scales"] = pages.v_scales
+        views = {
+            name: area.transpose(1, 2) if shape.tokens_first else area
+            for name, area in areas.items()
+        }
+        return cls(spec=spec, **{name: view.view(spec.dtype) for name, view in views.items()})
 
     @property
     def num_blocks(self) -> int:
@@ -195,26 +280,95 @@ class KVCache:
         return self.k.device
 
     def pages(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """k and v as [num_blocks, num_kv_heads, block_size, size] views, whatever the layout."""
-        assert self.v is not None
-        return self._view(self.k, "BHNC"), self._view(self.v, "BHNC")
+        """k and v as [num_blocks, num_kv_heads, block_size, row] views, whatever the layout.
+
+        Encoded rows that hold values in the keys are both.
+        """
+        k = self._view(self.k, "BHNC")
+        return k, k if self.v is None else self._view(self.v, "BHNC")
 
     def _view(self, tensor: torch.Tensor, axes: str) -> torch.Tensor:
         have = self.spec.layout.of_one_layer
         return tensor.permute([have.index(axis) for axis in axes])
 
-    # Reading and writing plain encodings -----------------------------------------------
+    # Reading and writing -----------------------------------------------------------------
 
-    def write(self, k: torch.Tensor, v: torch.Tensor | None, slots: Slots) -> None:
+    def write(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        slots: Slots,
+        *,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
+    ) -> None:
         """Store new tokens; nothing but their slots is touched.
 
         `k` [num_tokens, num_kv_heads, head_size] and `v` alike; `v` is None where the spec
-        keeps values in keys.
+        keeps values in keys. `k_scale` and `v_scale` (float32, [1] or [num_kv_heads]) divide
+        what is stored, in formats that take the caller's scales; None is 1.
         """
-        _scatter(self._view(self.k, "BNHC"), k, slots, self.spec.block_size)
+        self._write_rows(self.k, self.k_scales, k, slots, k_scale)
         if not self.spec.values_in_keys:
             assert v is not None and self.v is not None
-            _scatter(self._view(self.v, "BNHC"), v, slots, self.spec.block_size)
+            self._write_rows(self.v, self.v_scales, v, slots, v_scale)
+
+    def _write_rows(
+        self,
+        plane: torch.Tensor,
+        scales: torch.Tensor | None,
+        new: torch.Tensor,
+        slots: Slots,
+        scale: torch.Tensor | None,
+    ) -> None:
+        spec = self.spec
+        rows = new if slots.rows is None else new[slots.rows]
+        if not spec.is_plain:
+            rows = encode_rows(spec.format, rows, scale=scale)
+        width = plane.shape[-1]
+        _scatter(self._view(plane, "BNHC"), rows[..., :width], slots, spec.block_size)
+        if scales is not None:
+            _scatter(self._view(scales, "BNHC"), rows[..., width:], slots, spec.block_size)
+
+    def read(
+        self,
+        blocks: torch.Tensor,
+        offsets: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens at `offsets` of `blocks` (int64, equally many), decoded.
+
+        k [tokens, num_kv_heads, head_size] and v alike, in `dtype` (default: as stored, and
+        float32 for encoded rows). The scales are those that `write` was given.
+        """
+        spec = self.spec
+        where = (blocks, offsets)
+        k = self._read_rows(self.k, self.k_scales, where, spec.head_size, k_scale, dtype)
+        if spec.values_in_keys:
+            return k, k[..., : spec.v_head_size]
+        assert self.v is not None
+        return k, self._read_rows(self.v, self.v_scales, where, spec.v_head_size, v_scale, dtype)
+
+    def _read_rows(
+        self,
+        plane: torch.Tensor,
+        scales: torch.Tensor | None,
+        where: tuple[torch.Tensor, torch.Tensor],
+        size: int,
+        scale: torch.Tensor | None,
+        dtype: torch.dtype | None,
+    ) -> torch.Tensor:
+        rows = self._view(plane, "BNHC")[where]
+        if self.spec.is_plain:
+            return rows.to(dtype or rows.dtype)
+        if scales is not None:
+            rows = torch.cat((rows, self._view(scales, "BNHC")[where]), dim=-1)
+        return decode_rows(
+            self.spec.format, rows, size=size, scale=scale, dtype=dtype or torch.float32
+        )
 
     def gather(
         self,
@@ -222,10 +376,12 @@ class KVCache:
         spans: Sequence[tuple[int, int, int]],
         *,
         dtype: torch.dtype | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A dense copy of the tokens in `spans` of (request, begin, end), one after the other.
 
-        k [tokens, num_kv_heads, head_size] and v alike, in `dtype` (default: as stored).
+        k [tokens, num_kv_heads, head_size] and v alike; `dtype` and scales as in `read`.
         """
         device, size = self.device, pages.block_size
         request = [r for r, begin, end in spans for _ in range(begin, end)]
@@ -236,11 +392,8 @@ class KVCache:
         column = where[1] // size
         if pages.first_block is not None:
             column = column - pages.first_block[where[0]]
-        block, offset = pages.block_table[where[0], column].long(), where[1] % size
-        assert self.v is not None
-        k = self._view(self.k, "BNHC")[block, offset]
-        v = self._view(self.v, "BNHC")[block, offset]
-        return k.to(dtype or k.dtype), v.to(dtype or v.dtype)
+        blocks = pages.block_table[where[0], column].long()
+        return self.read(blocks, where[1] % size, dtype=dtype, k_scale=k_scale, v_scale=v_scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,8 +444,7 @@ class Slots:
         return cls(rows=rows, slots=slots, highest=highest)
 
 
-def _scatter(plane: torch.Tensor, new: torch.Tensor, slots: Slots, block_size: int) -> None:
-    rows = new if slots.rows is None else new[slots.rows]
+def _scatter(plane: torch.Tensor, rows: torch.Tensor, slots: Slots, block_size: int) -> None:
     block, offset = slots.slots // block_size, slots.slots % block_size
     rows = rows.to(plane.dtype)
     if slots.anything is not None:

@@ -80,6 +80,7 @@ class Call:
         sinks, alibi_slopes, position_bias, topk_indices: as given to `forward`, or None.
         out: [num_tokens or more, num_heads, v_head_size], to be written.
         lse: float32 [num_tokens or more, num_heads], to be written, or None.
+        k_scale, v_scale: the cache's scales, float32 [1] or [num_kv_heads], or None for 1.
     """
 
     q: torch.Tensor
@@ -92,3 +93,5 @@ class Call:
     topk_indices: torch.Tensor | None
     out: torch.Tensor
     lse: torch.Tensor | None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None

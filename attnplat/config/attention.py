@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Self
 
 from attnplat.config.backend_names import BackendName, parse_backend
@@ -216,7 +217,9 @@ class AttentionConfig:
         """The backend asked for a layer of `kind` (None: automatic), and who asked."""
         if kind in self.backend_per_kind:
             return self.backend_per_kind[kind], self.source_of("backend_per_kind")
-        return (BackendName(self.backend) if self.backend else None), self.source_of("backend")
+        if self.backend is None:
+            return None, "default"
+        return BackendName(self.backend), self.source_of("backend")
 
     def resolve_indexer_kv_dtype(self, default: str) -> str:
         """`indexer_kv_dtype`, or the model's `default` where it is `auto`."""
@@ -231,11 +234,13 @@ class AttentionConfig:
         default = next(f.default for f in fields(self) if f.name == name)
         return "default" if getattr(self, name) == default or not getattr(self, name) else "caller"
 
+    @cached_property
+    def _set_fields(self) -> frozenset[str]:
+        return frozenset(name for name, default in _BLANK.items() if getattr(self, name) != default)
+
     def set_fields(self) -> frozenset[str]:
         """Names of the fields that differ from their defaults."""
-        return frozenset(
-            name for name, default in _BLANK.items() if getattr(self, name) != default
-        )
+        return self._set_fields
 
     # Conversions ----------------------------------------------------------------------
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
+from attnplat.config.names import Name
 from attnplat.errors import UnknownNameError
 
 
-class BackendName(StrEnum):
+class BackendName(Name):
     """Every backend that attnplat knows, in the field's canonical spelling."""
 
     # Portable

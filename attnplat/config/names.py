@@ -15,7 +15,14 @@ from attnplat.errors import UnknownNameError
 E = TypeVar("E", bound=StrEnum)
 
 
-class Operation(StrEnum):
+class Name(StrEnum):
+    """A name of a closed vocabulary. Hashes as its text does, since sets of them are asked
+    thousands of times in a decision and an enum's own hash is a Python call."""
+
+    __hash__ = str.__hash__
+
+
+class Operation(Name):
     """What a layer computes. Each has its own config class and its own rows of preferences."""
 
     MHA = "mha"
@@ -27,7 +34,7 @@ class Operation(StrEnum):
     STATE = "state"
 
 
-class AttnType(StrEnum):
+class AttnType(Name):
     """Where queries and keys come from.
 
     decoder: self-attention over a KV cache; encoder: the encoder of an encoder-decoder
@@ -40,14 +47,14 @@ class AttnType(StrEnum):
     ENCODER_DECODER = "encoder_decoder"
 
 
-class Role(StrEnum):
+class Role(Name):
     """Which tower of a model the layer belongs to."""
 
     TEXT = "text"
     VISION = "vision"
 
 
-class Feature(StrEnum):
+class Feature(Name):
     """A want that a layer or a run may have and a backend must opt in to.
 
     Silence means no: a backend takes a feature only when its declaration names it.
@@ -79,7 +86,7 @@ class Feature(StrEnum):
     PCP = "pcp"
 
 
-class LayerKind(StrEnum):
+class LayerKind(Name):
     """KV-cache kind of a layer: the keys of `AttentionConfig.backend_per_kind`."""
 
     FULL_ATTENTION = "full_attention"
@@ -94,7 +101,7 @@ class LayerKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-class StateKind(StrEnum):
+class StateKind(Name):
     """Recurrent-state operations that take the place of attention."""
 
     MAMBA1 = "mamba1"
@@ -104,7 +111,7 @@ class StateKind(StrEnum):
     GDN = "gdn"
 
 
-class Dtype(StrEnum):
+class Dtype(Name):
     """Activation dtypes, by the name torch gives them."""
 
     FLOAT16 = "float16"
@@ -113,7 +120,7 @@ class Dtype(StrEnum):
     FLOAT64 = "float64"
 
 
-class KVCacheDtype(StrEnum):
+class KVCacheDtype(Name):
     """The user's word for the format of the KV cache (vLLM's strings, mxfp4 and mxfp8)."""
 
     AUTO = "auto"

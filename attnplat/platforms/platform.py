@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnplat.backends.backend import Mark
@@ -60,8 +61,15 @@ class Platform:
         self, attention: AttentionConfig | None = None, run: RunContext | None = None
     ) -> World:
         """Everything a choice on this device depends on; `attention` beats the own wishes."""
+        if attention is None and run is None:
+            return self._own_world
         wishes = self.wishes if attention is None else attention.merged_over(self.wishes)
         return World(self.device, self.inventory, run or self.run, wishes)
+
+    @cached_property
+    def _own_world(self) -> World:
+        # One world for all layers of a model: what depends on it alone is settled in it once.
+        return World(self.device, self.inventory, self.run, self.wishes)
 
     def select(
         self,

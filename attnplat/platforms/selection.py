@@ -282,9 +282,10 @@ def _decide(tables: Tables, config: LayerConfig, world: World, allow_reference: 
     selection = _rank(tables, config, world, requested, requested_by, allow_reference)
     if requested is None or selection.accepted or not _may_replace(tables, selection):
         return selection
-    automatic = _rank(tables, config, world, None, "", allow_reference)
+    wishes = replace(world.wishes, backend=None, backend_per_kind=(), mla_prefill_backend=None)
+    automatic = _rank(tables, config, world.replace(wishes=wishes), None, "", allow_reference)
     told = FrozenMap({**selection.rejections, **automatic.rejections})
-    return replace(automatic, replaced=requested, rejections=told)
+    return replace(automatic, world=world, replaced=requested, rejections=told)
 
 
 def _rank(
@@ -403,7 +404,7 @@ def _judge(
     backend = _declared(tables, name, config, world)
     if backend is None:
         return None, (_foreign(tables, name, world),)
-    backend = backend.resolve(world)
+    backend = world.resolve(backend)
     asked_of_all = tables.allows("cache_asked_of_all", config, world)
     reasons = backend.refuse(config, world, cached=True if asked_of_all else None)
     if backend.loads is None and not world.device.simulated:

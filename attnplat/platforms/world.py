@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from attnplat.backends.backend import Backend
 from attnplat.config.attention import AttentionConfig
 from attnplat.config.names import Feature
 from attnplat.config.run import RunContext
@@ -34,6 +35,7 @@ class World:
         # Derived once: every backend of every layer is asked against it.
         object.__setattr__(self, "run_needs", self.run.needs)
         object.__setattr__(self, "_answers", {})
+        object.__setattr__(self, "_resolved", {})
 
     def holds(self, predicate: Callable[[World], bool]) -> bool:
         """Whether a pure predicate of the world holds; each is asked once of a world."""
@@ -42,6 +44,14 @@ class World:
         if answer is None:
             answer = answers[predicate] = bool(predicate(self))
         return answer
+
+    def resolve(self, backend: Backend) -> Backend:
+        """The backend with all that depends on the world settled; once per world."""
+        resolved: dict[Backend, Backend] = self._resolved  # type: ignore[attr-defined]
+        found = resolved.get(backend)
+        if found is None:
+            found = resolved[backend] = backend.resolve(self)
+        return found
 
     def replace(self, **changes: Any) -> Self:
         """A copy with the given parts changed."""

@@ -43,7 +43,7 @@ def _codes(reason: Rejection) -> tuple[str, ...]:
             only_combined = reason.subject not in _PLAIN_FIELDS
             return () if only_combined and is_recorded_as_combination(reason) else (reason.subject,)
         case "operation":
-            return _operation_codes(str(reason.got), frozenset(reason.takes.split(", ")))
+            return _operation_codes(str(reason.got), frozenset(str(reason.takes).split(", ")))
         case "absent":
             return (NO_CLASS,)
         case "device":

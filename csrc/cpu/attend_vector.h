@@ -5,6 +5,8 @@ constexpr int kManyRows = V::W == 8 ? 6 : V::W == 16 ? 12 : 8;
 constexpr int64_t kBlockRows = 96;
 constexpr int64_t kFewRows = 8;
 
+static void nothing() {}
+
 struct Buffers {
   float *scores;  // [kManyRows, kTile]
   float *keys;    // [kTile, k_size] turned; only for many rows
@@ -67,9 +69,9 @@ static inline void attend_tile(Work &w, const Buffers &b) {
 template <class E>
 static inline void attend_as(Work &w, const Buffers &b) {
   if (w.plan->dtype == ATTNPLAT_F32)
-    attend_pieces(w, [&] { attend_tile<E, 5>(w, b); });
+    attend_pieces(w, [&] { attend_tile<E, 5>(w, b); }, nothing);
   else
-    attend_pieces(w, [&] { attend_tile<E, 4>(w, b); });
+    attend_pieces(w, [&] { attend_tile<E, 4>(w, b); }, nothing);
 }
 
 static void attend_task(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
@@ -107,7 +109,6 @@ static int64_t scratch_of(const attnplat_cpu_plan *plan, const Task *task) {
 
 static int32_t block_rows(const attnplat_cpu_plan *) { return kBlockRows; }
 static int32_t few_rows_of(const attnplat_cpu_plan *) { return kFewRows; }
-static void nothing() {}
 
 static uint64_t read_memory(const void *data, int64_t bytes) {
   const uint64_t *words = static_cast<const uint64_t *>(data);

@@ -117,6 +117,9 @@ bool machine_runs(const char *isa) {
   if (strcmp(isa, "scalar") == 0) return true;
 #if defined(__x86_64__)
   if (strcmp(isa, "avx2") == 0) return has_avx2();
+#if defined(ATTNPLAT_EMULATE)
+  if (strcmp(isa, "amx") == 0 || strcmp(isa, "avx512_bf16") == 0) return has_avx2();
+#endif
   if (strcmp(isa, "avx512") == 0) return has_avx512();
   if (strcmp(isa, "avx512_bf16") == 0) return has_avx512_bf16();
   if (strcmp(isa, "amx") == 0) return has_amx();

@@ -10,6 +10,9 @@ namespace avx2 {
 #include "encodings.h"
 #include "masks.h"
 #include "vector_avx2.h"
+constexpr int64_t kTile = 64;
+constexpr int64_t kStep = V::W;
+constexpr int64_t kPadRows = 1;
 // Each of these builds on those above it.
 #include "softmax.h"
 #include "tile.h"

@@ -6,17 +6,18 @@ template <class Attend>
 static inline void attend_tiles(Work &w, const Masks &masks, const Reach &reach, int64_t begin,
                                 int64_t end, Attend attend) {
   end = lesser(end, greater(reach.head, reach.high));
-  for (int64_t key = begin; key < end; key += kTile) {
-    if (key >= reach.head && key + kTile <= reach.low) {
-      key = reach.low / kTile * kTile;
+  for (int64_t key = begin; key < end; key += w.tile_keys) {
+    if (key >= reach.head && key + w.tile_keys <= reach.low) {
+      key = reach.low / w.tile_keys * w.tile_keys;
       if (key >= end) return;
     }
     if (open_tile(w, masks, reach, key)) attend();
   }
 }
 
-template <class Attend>
-static inline void attend_pieces(Work &w, Attend attend) {
+// `settle()` is called once the values of a piece are complete.
+template <class Attend, class Settle>
+static inline void attend_pieces(Work &w, Attend attend, Settle settle) {
   const Task *task = w.task;
   Masks masks(w.plan, task->request);
   Reach reach(masks, w.first_token, w.last_token);
@@ -25,6 +26,7 @@ static inline void attend_pieces(Work &w, Attend attend) {
     int64_t end = lesser((at / task->piece_keys + 1) * task->piece_keys, task->end);
     begin_rows(w);
     attend_tiles(w, masks, reach, at, end, attend);
+    settle();
     if (w.folds)
       fold_piece(w);
     else if (task->parts > 1)

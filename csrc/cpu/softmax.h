@@ -48,13 +48,13 @@ static inline void adjust_row(const Adjust &a, float *s, int64_t from, int64_t t
   }
 }
 
-// Weights of keys [from, to) of the tile in place of their scores, `scale` times which are logits;
-// the row's maximum and sum (one part per lane) go on, and its values so far are scaled down where
-// the maximum has grown. `bits` says which keys are seen (null: all). Returns whether any weight
-// is not 0.
-template <int Degree>
-static inline bool softmax_row(float *s, int64_t from, int64_t to, const uint64_t *bits, float scale,
-                               float *most, float *sum, float *values, int64_t v_size) {
+// Joins keys [from, to) of a tile to a row: its maximum goes on, and where that grows, its sum (one
+// part per lane) and its values so far are scaled down. `scale` times the scores are logits;
+// `bits` says which keys are seen (null: all), and the scores of others become -inf. False when
+// the row has seen nothing yet.
+static inline bool raise_maximum(float *s, int64_t from, int64_t to, const uint64_t *bits,
+                                 float scale, float *most, float *sum, float *values,
+                                 int64_t v_size) {
   V::F top = V::set1(-kInf);
   if (bits) {
     V::F hidden = V::set1(-kInf);
@@ -69,42 +69,39 @@ static inline bool softmax_row(float *s, int64_t from, int64_t to, const uint64_
   float highest = V::hmax(top) * scale;
   if (!(highest <= *most)) {  // also where it is no number, which is to be seen in the result
     if (*most != -kInf) {
-      V::F less = V::template exp2<Degree>(V::set1((*most - highest) * kLog2e));
+      V::F less = V::template exp2<5>(V::set1((*most - highest) * kLog2e));
       V::store(sum, V::mul(V::load(sum), less));
       for (int64_t d = 0; d < v_size; d += V::W)
         V::store(values + d, V::mul(V::load(values + d), less));
     }
     *most = highest;
   }
-  float base = *most;
-  if (base == -kInf) {
-    // Nothing seen so far, or what was seen is no number, which a maximum can lose.
-    V::F odd = V::zero();
-    for (int64_t j = from; j < to; j += V::W)
-      odd = V::add(odd, V::less(V::load(s + j), V::set1(kInf), V::zero(), V::set1(1.0f)));
-    if (V::hsum(odd) == 0) {
-      for (int64_t j = from; j < to; j += V::W) V::store(s + j, V::zero());
-      return false;
-    }
-    base = *most = __builtin_nanf("");
-  }
-  V::F total = V::load(sum);
-  if (base < kFused && base > -kFused) {
-    V::F factor = V::set1(scale * kLog2e), offset = V::set1(-base * kLog2e);
-    for (int64_t j = from; j < to; j += V::W) {
-      V::F p = V::template exp2<Degree>(V::fma(V::load(s + j), factor, offset));
-      total = V::add(total, p);
-      V::store(s + j, p);
-    }
-  } else {
-    V::F factor = V::set1(scale), high = V::set1(base), log2e = V::set1(kLog2e);
-    for (int64_t j = from; j < to; j += V::W) {
-      V::F x = V::sub(V::mul(V::load(s + j), factor), high);
-      V::F p = V::template exp2<Degree>(V::mul(x, log2e));
-      total = V::add(total, p);
-      V::store(s + j, p);
-    }
-  }
-  V::store(sum, total);
+  if (*most != -kInf) return true;
+  // Nothing seen so far, or what was seen is no number, which a maximum can lose.
+  V::F odd = V::zero();
+  for (int64_t j = from; j < to; j += V::W)
+    odd = V::add(odd, V::less(V::load(s + j), V::set1(kInf), V::zero(), V::set1(1.0f)));
+  if (V::hsum(odd) == 0) return false;
+  *most = __builtin_nanf("");
   return true;
 }
+
+// Weights from scores: exp(scale * score - most).
+template <int Degree>
+struct Weigher {
+  V::F scale, most, factor, offset;
+  bool fused;
+
+  Weigher(float scale_, float most_) {
+    fused = most_ < kFused && most_ > -kFused;
+    scale = V::set1(scale_);
+    most = V::set1(most_);
+    factor = V::set1(scale_ * kLog2e);
+    offset = V::set1(-most_ * kLog2e);
+  }
+  V::F quickly(V::F s) const { return V::template exp2<Degree>(V::fma(s, factor, offset)); }
+  V::F carefully(V::F s) const {
+    V::F x = V::sub(V::mul(s, scale), most);
+    return V::template exp2<Degree>(V::mul(x, V::set1(kLog2e)));
+  }
+};

@@ -1,8 +1,9 @@
 // One task in progress: its rows, its place in scratch, and the tile of keys at hand.
 
-// Keys of one tile; tiles begin at its multiples, so that a row's sums do not depend on which
-// rows it is computed with.
-constexpr int64_t kTile = 64;
+// Tiles begin at multiples of their size, so that a row's sums do not depend on which rows it is
+// computed with. kTile keys are the most of one tile, kStep of them are computed at once, and rows
+// are padded to kPadRows in scratch; who includes this says how many.
+constexpr int64_t kWords = kTile / 64;
 
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -39,11 +40,13 @@ struct Work {
   char *zeros;  // stands for a key or value that nobody sees
 
   // The tile.
+  int64_t tile_keys;
   int64_t first_key;
-  int64_t from, to;    // keys of it that are computed with, multiples of V::W
+  int64_t from, to;    // keys of it that are computed with, multiples of kStep
   int64_t low, high;   // those that somebody sees are in between
   bool full;           // all rows see all its keys
-  uint64_t *bits;      // [tokens] where not full
+  uint64_t seen[kWords];  // keys that somebody sees
+  uint64_t *bits;      // [tokens, kWords] where not full
   const char **k_at;   // [kTile]
   const char **v_at;
   float *k_columns, *v_columns;  // [kTile]
@@ -65,13 +68,14 @@ static inline void measure(Work &w, const attnplat_cpu_plan *plan, const Task *t
   w.v_size = plan->v_head_size;
   w.k_pad = round_up(w.k_size, 2 * V::W);
   w.v_pad = round_up(w.v_size, 2 * V::W);
+  w.tile_keys = kTile;
   w.first_token = task->first_row / w.group;
   w.last_token = w.rows > 0 ? (task->last_row - 1) / w.group + 1 : w.first_token;
 }
 
 static inline void place(Work &w, Arena &arena) {
-  w.q = arena.take<float>(w.rows * w.k_pad);
-  w.values = arena.take<float>(w.rows * w.v_pad);
+  w.q = arena.take<float>(kPadRows == 1 ? w.rows * w.k_pad : 0);
+  w.values = arena.take<float>(round_up(w.rows, kPadRows) * w.v_pad);
   w.most = arena.take<float>(w.rows);
   w.sum = arena.take<float>(w.rows * V::W);
   w.folds = w.task->slot == 0 && w.task->end - w.task->begin / w.task->piece_keys *
@@ -82,7 +86,7 @@ static inline void place(Work &w, Arena &arena) {
   w.named_words = w.plan->topk > 0 ? round_up(w.task->end - w.task->begin, 64) / 64 : 0;
   w.named = arena.take<uint64_t>(w.tokens() * w.named_words);
   w.zeros = arena.take<char>(4 * greater(w.k_pad, w.v_pad));
-  w.bits = arena.take<uint64_t>(w.tokens());
+  w.bits = arena.take<uint64_t>(w.tokens() * kWords);
   w.k_at = arena.take<const char *>(kTile);
   w.v_at = arena.take<const char *>(kTile);
   w.k_columns = arena.take<float>(kTile);
@@ -159,7 +163,7 @@ static inline void read_adjust(Work &w) {
 }
 
 // Where the tile's keys and values are; those that no row sees are zeros and not read.
-static inline void locate(Work &w, uint64_t seen) {
+static inline void locate(Work &w) {
   const attnplat_cpu_plan *p = w.plan;
   const attnplat_cpu_tensors *t = w.tensors;
   int64_t request = w.task->request, head = w.task->kv_head;
@@ -177,8 +181,8 @@ static inline void locate(Work &w, uint64_t seen) {
   const char *k_block = nullptr, *v_block = nullptr;
   int64_t block = -1;
   bool known = false;
-  for (int64_t n = 0; n < kTile; n++) {
-    if (!(seen >> n & 1)) {
+  for (int64_t n = 0; n < w.tile_keys; n++) {
+    if (!(w.seen[n / 64] >> (n % 64) & 1)) {
       w.k_at[n] = w.v_at[n] = w.zeros;
       w.k_columns[n] = w.v_columns[n] = 0;
     } else {
@@ -210,49 +214,85 @@ static inline void locate(Work &w, uint64_t seen) {
 // Makes the tile at `first_key` the one at hand; false when no row sees any of its keys.
 static inline bool open_tile(Work &w, const Masks &masks, const Reach &reach, int64_t first_key) {
   w.first_key = first_key;
-  w.full = reach.full_low <= first_key && first_key + kTile <= reach.full_high;
-  uint64_t seen = ~uint64_t(0);
-  if (!w.full) {
-    seen = 0;
-    int64_t word = (first_key - w.task->begin) / 64;
-    for (int64_t n = 0; n < w.tokens(); n++) {
-      Sight s = masks.sight(w.first_token + n);
-      const uint64_t *named = w.named_words ? w.named + n * w.named_words + word : nullptr;
-      w.bits[n] = masks.bits(s, w.first_token + n, first_key, named);
-      seen |= w.bits[n];
+  w.full = reach.full_low <= first_key && first_key + w.tile_keys <= reach.full_high;
+  int64_t words = w.tile_keys / 64;
+  for (int64_t n = 0; n < words; n++) w.seen[n] = w.full ? ~uint64_t(0) : 0;
+  for (int64_t n = 0; n < w.tokens() && !w.full; n++) {
+    Sight s = masks.sight(w.first_token + n);
+    for (int64_t word = 0; word < words; word++) {
+      int64_t key = first_key + 64 * word;
+      const uint64_t *named = nullptr;
+      int64_t at = (key - w.task->begin) / 64;
+      // The last tile may reach past the keys of the task.
+      uint64_t outside = 0;
+      if (w.named_words) named = at < w.named_words ? w.named + n * w.named_words + at : &outside;
+      uint64_t bits = masks.bits(s, w.first_token + n, key, named);
+      w.bits[n * kWords + word] = bits;
+      w.seen[word] |= bits;
     }
-    if (seen == 0) return false;
   }
-  w.low = __builtin_ctzll(seen);
-  w.high = 64 - __builtin_clzll(seen);
-  w.from = w.low / V::W * V::W;
-  w.to = round_up(w.high, V::W);
-  locate(w, seen);
+  w.low = kTile;
+  w.high = 0;
+  for (int64_t n = 0; n < words; n++) {
+    if (w.seen[n] == 0) continue;
+    w.low = lesser(w.low, 64 * n + __builtin_ctzll(w.seen[n]));
+    w.high = 64 * n + 64 - __builtin_clzll(w.seen[n]);
+  }
+  if (w.high == 0) return false;
+  w.from = w.low / kStep * kStep;
+  w.to = round_up(w.high, kStep);
+  locate(w);
   return true;
+}
+
+// Logits in place of the scores s of row r, where there is more to them than the products.
+static inline void adjust_scores(Work &w, float *s, int64_t r) {
+  const attnplat_cpu_tensors *t = w.tensors;
+  int64_t head = w.head_of(r), query = w.first_token + w.token_of(r);
+  int64_t seq_len = w.plan->seq_lens[w.task->request];
+  int64_t start = w.plan->query_start[w.task->request];
+  int64_t context = seq_len - (w.plan->query_start[w.task->request + 1] - start);
+  const float *bias = nullptr;
+  if (t->position_bias)
+    bias = t->position_bias + w.task->request * t->bias_request + head * t->bias_head +
+           query * t->bias_query + w.first_key;
+  adjust_row(w.adjust, s, w.from, w.to, t->alibi_slopes ? t->alibi_slopes[head] : 0.0f,
+             float(context + query - w.first_key), bias, seq_len - w.first_key);
+}
+
+// Makes row r's maximum that of this tile, too; false when the row sees nothing of it yet.
+static inline bool raise_row(Work &w, float *s, int64_t r) {
+  if (!w.adjust.plain) adjust_scores(w, s, r);
+  return raise_maximum(s, w.from, w.to, w.full ? nullptr : w.bits + w.token_of(r) * kWords,
+                       w.adjust.plain ? w.adjust.scale : 1.0f, w.most + r, w.sum + r * V::W,
+                       w.values + r * w.v_pad, w.v_pad);
 }
 
 // Weights in place of the scores s [count, kTile] of rows first .. first + count.
 template <int Degree>
 static inline void softmax_rows(Work &w, float *s, int64_t first, int64_t count) {
-  const attnplat_cpu_tensors *t = w.tensors;
   const Adjust &a = w.adjust;
   for (int64_t r = first; r < first + count; r++, s += kTile) {
-    int64_t token = w.token_of(r);
-    if (!a.plain) {
-      int64_t head = w.head_of(r), query = w.first_token + token;
-      int64_t seq_len = w.plan->seq_lens[w.task->request];
-      int64_t start = w.plan->query_start[w.task->request];
-      int64_t context = seq_len - (w.plan->query_start[w.task->request + 1] - start);
-      const float *bias = nullptr;
-      if (t->position_bias)
-        bias = t->position_bias + w.task->request * t->bias_request + head * t->bias_head +
-               query * t->bias_query + w.first_key;
-      adjust_row(a, s, w.from, w.to, t->alibi_slopes ? t->alibi_slopes[head] : 0.0f,
-                 float(context + query - w.first_key), bias, seq_len - w.first_key);
+    if (!raise_row(w, s, r)) {
+      for (int64_t j = w.from; j < w.to; j += V::W) V::store(s + j, V::zero());
+      continue;
     }
-    softmax_row<Degree>(s, w.from, w.to, w.full ? nullptr : w.bits + token,
-                        a.plain ? a.scale : 1.0f, w.most + r, w.sum + r * V::W,
-                        w.values + r * w.v_pad, w.v_pad);
+    float *sum = w.sum + r * V::W;
+    V::F total = V::load(sum);
+    Weigher<Degree> weigh(a.plain ? a.scale : 1.0f, w.most[r]);
+    if (weigh.fused)
+      for (int64_t j = w.from; j < w.to; j += V::W) {
+        V::F p = weigh.quickly(V::load(s + j));
+        total = V::add(total, p);
+        V::store(s + j, p);
+      }
+    else
+      for (int64_t j = w.from; j < w.to; j += V::W) {
+        V::F p = weigh.carefully(V::load(s + j));
+        total = V::add(total, p);
+        V::store(s + j, p);
+      }
+    V::store(sum, total);
     if (a.v_columns)
       for (int64_t j = w.from; j < w.to; j += V::W)
         V::store(s + j, V::mul(V::load(s + j), V::load(a.v_columns + j)));

@@ -248,7 +248,7 @@ def test_more_causal_queries_than_keys_are_refused_without_a_mask() -> None:
 def test_dropout_is_refused_in_training_only() -> None:
     function, layer = AttentionFunction(), Layer()
     with torch.inference_mode():
-        with pytest.raises(UnsupportedCallError, match="dropout is 0.1"):
+        with pytest.raises(UnsupportedCallError, match=r"dropout is 0\.1"):
             function(layer.train(), *tensors(), None, SCALE, dropout=0.1)
         out, _ = function(layer.eval(), *tensors(), None, SCALE, dropout=0.1)
     assert torch.equal(out, attend(*tensors()))

@@ -87,10 +87,6 @@ def dilated(batch: Any, head: Any, query: Any, key: Any) -> Any:
     return (key <= query) & ((query - key) % 2 == 0)
 
 
-def looks_up(batch: Any, head: Any, query: Any, key: Any) -> Any:
-    return TABLE[batch, query] == TABLE[batch, key]
-
-
 TABLE = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2, 2, 2]])
 
 

@@ -16,7 +16,7 @@ from attnplat.config.layer import (
     MlaPrefillConfig,
     SparseMlaConfig,
 )
-from attnplat.config.names import Feature
+from attnplat.config.names import Feature, Operation
 from attnplat.config.run import RunContext
 from attnplat.platforms import platform_for
 from attnplat.platforms.cuda.multi_head import TRITON_FLASH_ATTN, TRITON_FLASHINFER
@@ -254,10 +254,12 @@ def test_the_users_wish_about_trtllm_acts():
 
 
 def test_a_cache_spread_over_ranks_needs_partial_results_that_merge():
-    for backend in platform_for("sm90").tables.catalog:
-        if backend.serves & {"indexer", "state"} or isinstance(backend.features, Cases):
-            continue
-        assert Feature.DCP not in backend.features or Feature.LSE in backend.features, backend
+    for arch in DEVICES:
+        platform = platform_for(arch)
+        for declared in platform.tables.catalog:
+            features = declared.resolve(platform.world()).features
+            if Feature.DCP in features and Operation.INDEXER not in declared.serves:
+                assert Feature.LSE in features, declared
 
 
 def test_a_device_that_does_not_tell_its_capability_gets_what_runs_anywhere():

@@ -43,7 +43,11 @@ DECLARATIONS = (
     "attnplat.backends.composite",
     "attnplat.backends.limits",
 )
-DECLARED = (*CONFIG, *DECLARATIONS)
+# Of the formats of caches: names and sizes, which say what a backend can store.
+FORMATS = tuple(
+    f"attnplat.backends.formats{name}" for name in ("", ".elements", ".encodings", ".facts")
+)
+DECLARED = (*CONFIG, *DECLARATIONS, *FORMATS)
 # Of the portable backends: what is declared, which every platform reads, not how they run.
 PORTABLE = tuple(
     f"attnplat.backends.portable.{name}" for name in ("catalog", "features", "predicates")
@@ -77,6 +81,7 @@ LAYERS = (
     ),
     # Declarations are read by every selection, so they stay light.
     Layer(("attnplat.backends", *DECLARATIONS), DECLARED),
+    Layer(FORMATS, (*CONFIG, *FORMATS)),
     Layer(("attnplat.backends.portable", *PORTABLE), (*DECLARED, *PORTABLE)),
     Layer(
         ("attnplat.backends.portable.*",),

@@ -20,6 +20,7 @@ from attnplat.errors import ConfigError, NoBackendError, SimulatedDeviceError, U
 from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.inventory import Inventory
 from attnplat.platforms.platform import Platform
+from attnplat.platforms.remembered import SelectionCache
 from attnplat.platforms.selection import Preference, Ranked, Tables, select
 from attnplat.platforms.world import World
 
@@ -351,3 +352,15 @@ def test_device_limits_may_be_traits():
     assert chosen(tables=tables) == "TRITON_ATTN"
     fast_cpu = replace(DEVICE, traits=frozenset({"amx_bf16", "avx512"}))
     assert chosen(tables=tables, device=fast_cpu) == "FLASH_ATTN"
+
+
+def test_a_cache_answers_as_its_platform_does_and_remembers():
+    cache = SelectionCache(platform())
+    first = cache.select(LAYER)
+    assert first.chosen.name == "FLASH_ATTN"
+    assert cache.select(MhaConfig(head_size=128, num_heads=32, num_kv_heads=8)) is first
+    assert cache.select(LAYER, AttentionConfig(backend="TRITON_ATTN")).chosen.name == "TRITON_ATTN"
+    assert cache.select(LAYER, run=RunContext(dcp_size=2)).chosen.name == "TRITON_ATTN"
+    assert cache.select(LAYER.replace(alibi=True), allow_reference=True).ok
+    assert not cache.select(LAYER.replace(alibi=True)).ok
+    assert len(cache) == 5

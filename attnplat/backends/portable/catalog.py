@@ -16,12 +16,13 @@ from attnplat.backends.portable.features import (
     TORCH_SDPA_FEATURES,
 )
 from attnplat.backends.portable.predicates import (
+    cannot_store_rows,
     lacks_bf16,
     triton_lacks_e4m3,
     wants_split_indexer,
 )
 from attnplat.config.attention import AttentionConfig
-from attnplat.config.layer import IndexerConfig
+from attnplat.config.layer import IndexerConfig, MhaConfig
 from attnplat.config.names import AttnType, Dtype, Feature, KVCacheDtype, Operation, StateKind
 
 FP16, BF16, FP32 = Dtype.FLOAT16, Dtype.BFLOAT16, Dtype.FLOAT32
@@ -53,14 +54,39 @@ TRITON = Package("triton", why="it compiles the kernels")
 
 # Torch ------------------------------------------------------------------------------------
 
-_TORCH_KV = OneOf(*PLAIN_KV, KVCacheDtype.FLOAT32)
+_TORCH_KV = (
+    *PLAIN_KV,
+    KVCacheDtype.FLOAT32,
+    *FP8_KV,
+    KVCacheDtype.FP8_E5M2,
+    KVCacheDtype.INT8_PER_TOKEN_HEAD,
+    KVCacheDtype.FP8_PER_TOKEN_HEAD,
+    KVCacheDtype.INT4_PER_TOKEN_HEAD,
+)
+
+# Formats of rows of certain sizes only.
+_SIZED_KV = (
+    KVCacheDtype.NVFP4,
+    KVCacheDtype.MXFP4,
+    KVCacheDtype.MXFP8,
+    KVCacheDtype.FP8_DS_MLA,
+    KVCacheDtype.NVFP4_DS_MLA,
+)
 
 REFERENCE = Backend(
     name="REFERENCE",
     summary="float64 loop over requests, every feature",
     serves=PORTABLE_OPERATIONS,
-    takes={"dtype": OneOf(*Dtype), "kv_cache_dtype": _TORCH_KV},
+    takes={"dtype": OneOf(*Dtype), "kv_cache_dtype": OneOf(*_TORCH_KV, *_SIZED_KV)},
     features=REFERENCE_FEATURES,
+    forbids=(
+        Rule(
+            "row_size",
+            cannot_store_rows,
+            "the cache's format does not store rows of this operation and size",
+            MhaConfig(head_size=72, kv_cache_dtype=KVCacheDtype.NVFP4),
+        ),
+    ),
     loads="attnplat.backends.portable.reference:ReferenceImpl",
     last_resort=True,
 )
@@ -69,7 +95,7 @@ TORCH_SDPA = Backend(
     name="TORCH_SDPA",
     summary="torch scaled_dot_product_attention over live pages, heads folded",
     serves=PORTABLE_OPERATIONS,
-    takes={"dtype": OneOf(BF16, FP16, FP32), "kv_cache_dtype": _TORCH_KV},
+    takes={"dtype": OneOf(BF16, FP16, FP32), "kv_cache_dtype": OneOf(*_TORCH_KV)},
     features=TORCH_SDPA_FEATURES,
     loads="attnplat.backends.portable.torch_sdpa:TorchSdpaImpl",
 )

@@ -1,8 +1,8 @@
 """What the portable backends take. No torch here: the catalog and the implementations read it.
 
 Both build an explicit mask from the same mask algebra, so they take the same features. They
-leave out what needs machinery that neither has: scales per head (no quantised cache yet) and
-context-parallel ranks, whose keys are not contiguous in position.
+leave out what needs machinery that neither has: context-parallel ranks, whose keys are not
+contiguous in position.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ REFERENCE_FEATURES: frozenset[Feature] = frozenset(
         Feature.TOPK,
         Feature.V_HEAD_SIZE,
         Feature.LSE,
+        Feature.PER_HEAD_QUANT_SCALES,
         Feature.DETERMINISTIC,
         Feature.BATCH_INVARIANCE,
         Feature.KV_CONNECTOR,

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnplat.config.names import PLAIN_KV_CACHE_DTYPES, Feature, Role
+from attnplat.backends.formats.encodings import resolve_encoding
+from attnplat.backends.formats.facts import format_of
+from attnplat.config.names import PLAIN_KV_CACHE_DTYPES, Feature, KVCacheDtype, Role
+from attnplat.errors import ConfigError
 
 if TYPE_CHECKING:
     from attnplat.platforms.world import World
@@ -33,6 +36,31 @@ def is_quantised(kv_cache_dtype: str | None) -> bool:
 def has_quantised_cache(config: Any, world: World) -> bool:
     """The layer's cache holds codes and scales rather than plain floats."""
     return is_quantised(config.kv_cache_dtype)
+
+
+_SIZED_ROWS = frozenset(
+    {
+        KVCacheDtype.NVFP4,
+        KVCacheDtype.MXFP4,
+        KVCacheDtype.MXFP8,
+        KVCacheDtype.FP8_DS_MLA,
+        KVCacheDtype.NVFP4_DS_MLA,
+    }
+)
+
+
+def cannot_store_rows(config: Any, world: World) -> bool:
+    """The format of the layer's cache is for rows of another operation or size."""
+    word = config.kv_cache_dtype
+    if word not in _SIZED_ROWS or not config.has_kv_cache:
+        return False
+    try:
+        format = format_of(resolve_encoding(word, config.operation, world.device))
+        format.check_size(config.head_size)
+        format.check_size(getattr(config, "value_size", config.head_size))
+    except ConfigError:
+        return True
+    return False
 
 
 def wants_split_indexer(config: Any, world: World) -> bool:

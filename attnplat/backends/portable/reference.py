@@ -13,9 +13,10 @@ import torch
 
 from attnplat.backends.batch import Batch, HostLengths, PageTable
 from attnplat.backends.checks import to_device
+from attnplat.backends.formats.facts import FORMATS
 from attnplat.backends.interface import AttentionImpl, Call, Plan, Schedule
 from attnplat.backends.portable.features import PORTABLE_OPERATIONS, REFERENCE_FEATURES
-from attnplat.backends.portable.gather import highest_block, look_up, planes_of
+from attnplat.backends.portable.gather import highest_block, look_up
 from attnplat.backends.portable.masks import HostMasks, Queries, queries_of, visible_keys
 from attnplat.backends.workspace import Workspace
 
@@ -60,6 +61,7 @@ class ReferenceImpl(AttentionImpl):
     name = "REFERENCE"
     operations = PORTABLE_OPERATIONS
     features = REFERENCE_FEATURES
+    encodings = frozenset(name for name, format in FORMATS.items() if not format.keys_only)
     needs_host_lengths = True
 
     def _schedule(
@@ -163,10 +165,18 @@ class ReferenceImpl(AttentionImpl):
 
 def _keys_and_values(request: Request, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """The request's keys and values as float64 [kv heads, keys, size]."""
-    k, v = (
-        plane[request.blocks, :, request.offsets].transpose(0, 1).double().contiguous()
-        for plane in planes_of(call)
-    )
+    if call.cache is None:
+        assert call.k is not None and call.v is not None
+        rows = call.k[request.blocks], call.v[request.blocks]
+    else:
+        rows = call.cache.read(
+            request.blocks,
+            request.offsets,
+            dtype=torch.float64,
+            k_scale=call.k_scale,
+            v_scale=call.v_scale,
+        )
+    k, v = (plane.transpose(0, 1).double().contiguous() for plane in rows)
     return k, v
 
 

@@ -18,6 +18,9 @@ from functools import cached_property
 import torch
 
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
+from attnplat.backends.formats.encodings import PLAIN_ENCODINGS
+from attnplat.backends.formats.facts import FORMATS
+from attnplat.backends.formats.rows import decode_rows
 from attnplat.backends.interface import AttentionImpl, Call, Plan, Schedule
 from attnplat.backends.portable.dense import (
     Bias,
@@ -60,6 +63,9 @@ class TorchSdpaImpl(AttentionImpl):
     name = "TORCH_SDPA"
     operations = PORTABLE_OPERATIONS
     features = TORCH_SDPA_FEATURES
+    encodings = frozenset(
+        name for name, format in FORMATS.items() if not format.keys_only and not format.scales_apart
+    )
     needs_host_lengths = True
 
     @cached_property
@@ -69,7 +75,7 @@ class TorchSdpaImpl(AttentionImpl):
         changes_scores = form.logits_soft_cap is not None or form.alibi or form.position_bias
         if changes_scores or form.head_size != form.v_head_size or form.values_in_keys:
             return False
-        if self.encoding.value != form.dtype.value:
+        if self.encoding in PLAIN_ENCODINGS and self.encoding.value != form.dtype.value:
             return False
         wants_lse = form.sinks or form.lse
         return not wants_lse or (self.device.type == "cpu" and cpu_flash_gives_lse(self.dtype))
@@ -77,14 +83,18 @@ class TorchSdpaImpl(AttentionImpl):
     def workspace_bytes(self, bounds: BatchBounds) -> int:
         """Room for the dense copy of one wave: some tens of MiB, or one head of one request."""
         widest = max(self.form.head_size, self.form.v_head_size)
-        one_head = (bounds.max_seq_len + LARGEST_PAGE) * widest
-        plane = max(WAVE_ELEMENTS, one_head) * max(self._stored.itemsize, self.dtype.itemsize)
-        return 2 * (plane + ALIGNMENT)
+        keys = max(WAVE_ELEMENTS // widest, bounds.max_seq_len + LARGEST_PAGE)
+        row_bytes = widest * self.dtype.itemsize
+        if self.config.has_kv_cache:
+            row_bytes = max(row_bytes, self._stored_row_bytes)
+        return 2 * (keys * row_bytes + ALIGNMENT)
 
-    @property
-    def _stored(self) -> torch.dtype:
-        """The dtype of the cache."""
-        return self.kv_cache_spec().dtype if self.config.has_kv_cache else self.dtype
+    @cached_property
+    def _stored_row_bytes(self) -> int:
+        """Bytes of the cache's longest row."""
+        spec = self.kv_cache_spec()
+        sizes = {spec.head_size} if spec.values_in_keys else {spec.head_size, spec.v_head_size}
+        return max(spec.format.row_bytes(size) for size in sizes)
 
     def _schedule(
         self,
@@ -111,8 +121,8 @@ class TorchSdpaImpl(AttentionImpl):
         waves = waves_of(groups, form, grouping.page, separate=invariant)
         widest = max(form.head_size, form.v_head_size)
         longest = max((len(wave.blocks) for wave in waves), default=0)
-        copied = self.dtype if pages is None else self._stored
-        plane_bytes = longest * grouping.page * widest * copied.itemsize
+        row_bytes = widest * self.dtype.itemsize if pages is None else self._stored_row_bytes
+        plane_bytes = longest * grouping.page * row_bytes
         return SdpaSchedule(
             waves=waves,
             scratch=Workspace.of_size(workspace, self.device, 2 * (plane_bytes + ALIGNMENT)),
@@ -137,8 +147,12 @@ class TorchSdpaImpl(AttentionImpl):
         self, part: Part, call: Call, k_copied: torch.Tensor, v_copied: torch.Tensor | None
     ) -> None:
         group, heads = part.group, part.heads
-        k = part.dense(k_copied)
-        v = k[..., : self.form.v_head_size] if v_copied is None else part.dense(v_copied)
+        form, scales = self.form, (call.k_scale, call.v_scale)
+        k = self._decoded(part.dense(k_copied), form.head_size, heads, call, scales[0])
+        if v_copied is None:
+            v = k[..., : form.v_head_size]
+        else:
+            v = self._decoded(part.dense(v_copied), form.v_head_size, heads, call, scales[1])
         rows = call.q[group.rows][:, heads.query]
         q = rows.unflatten(0, (group.size, group.query_len)).unflatten(2, (-1, heads.group_size))
         # A copy even where the strides are right: results must not depend on its alignment.
@@ -149,6 +163,25 @@ class TorchSdpaImpl(AttentionImpl):
                 part, tile, call, q[:, :, tile.first : tile.last], k[:, :, keys], v[:, :, keys]
             )
             self._store(part, tile, call, out, lse)
+
+    def _decoded(
+        self,
+        rows: torch.Tensor,
+        size: int,
+        heads: Heads,
+        call: Call,
+        scale: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Copied rows [requests, kv heads, keys, row] as numbers, in the layer's dtype where
+        the cache has codes."""
+        if call.cache is None or self.encoding in PLAIN_ENCODINGS:
+            return rows
+        if scale is not None and len(scale) > 1:
+            scale = scale[heads.first : heads.last]
+        decoded = decode_rows(
+            FORMATS[self.encoding], rows.transpose(1, 2), size=size, scale=scale, dtype=self.dtype
+        )
+        return decoded.transpose(1, 2).contiguous()
 
     def _attend_tile(
         self,

@@ -199,7 +199,7 @@ def _load(
     with _explained(source, options):
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model, info = AutoModelForCausalLM.from_pretrained(
-            place, output_loading_info=True, **common, **options
+            place, output_loading_info=True, ignore_mismatched_sizes=True, **common, **options
         )
     _check_complete(source, info)
     return LoadedModel(source.name, model.to(device).eval(), tokenizer)
@@ -250,7 +250,8 @@ def _explained(source: Source, options: dict[str, Any]) -> Iterator[None]:
 def _check_complete(source: Source, info: dict[str, Any]) -> None:
     """Transformers draws missing weights at random; here they are an error."""
     for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has other shapes for")):
-        names = sorted(str(name) for name in info.get(kind) or ())
+        found = info.get(kind) or ()
+        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in found)
         if names:
             few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             where = str(source.path or source.name)

@@ -260,6 +260,7 @@ class PagedModel:
     ) -> None:
         self.model = model
         self.kernels = Kernels(attention)
+        _check_reaches(model)
         self._parameters = _forward_parameters(model)
         self.layers = self._set_up(_ask_layers(model, self._cache_argument()), block_size)
         impls = [state.impl for state in self.layers.values()]
@@ -393,9 +394,6 @@ class _Seen:
 
 def _ask_layers(model: PreTrainedModel, cache: dict[str, PagedCache]) -> dict[int, _Seen]:
     """What each layer asks for, from a forward of two tokens in which nothing is attended to."""
-    report = verify(model)
-    if report.problem or report.bypassed or not report.dispatched:
-        raise UnsupportedCallError(f"the model cannot run paged: {report}")
     token, seen = object(), dict[int, _Seen]()
 
     def watch(call: DenseCall) -> torch.Tensor:
@@ -431,6 +429,13 @@ def _ask_layers(model: PreTrainedModel, cache: dict[str, PagedCache]) -> dict[in
     with watched(model, watch), torch.inference_mode():
         model(input_ids=row, position_ids=row, use_cache=True, **keywords)
     return seen
+
+
+def _check_reaches(model: PreTrainedModel) -> None:
+    """Raise UnsupportedCallError unless all attention that token ids reach is attnplat's."""
+    report = verify(model)
+    if report.problem or report.bypassed or not report.dispatched:
+        raise UnsupportedCallError(f"{type(model).__name__} cannot run paged: {report}")
 
 
 def _forward_parameters(model: PreTrainedModel) -> frozenset[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attnplat.backends.backend import Backend, GraphSupport, Package
-from attnplat.backends.limits import MultipleOf, MultipleOfAny, OneOf
+from attnplat.backends.limits import Limit, MultipleOf, MultipleOfAny, OneOf
 from attnplat.backends.portable.catalog import (
     DECODER,
     FP8_KV,
@@ -22,10 +24,14 @@ from attnplat.platforms.cuda.multi_head import (
     majors,
 )
 
-LATENT_ROWS = OneOf(320, 512, 576)
 TOKENSPEED = Package("tokenspeed-mla", why="its kernels")
 FLASHMLA_PACKAGE = Package("flash-mla", feature="flashmla", why="its kernels")
 
+_LAYER: Mapping[str, Limit] = {
+    "head_size": OneOf(320, 512, 576),
+    "attn_type": DECODER,
+    "dtype": HALF_DTYPES,
+}
 _DECODE = PAGED | {Feature.DCP, Feature.LSE}
 
 # Decode ------------------------------------------------------------------------------------
@@ -35,9 +41,7 @@ FLASHINFER_MLA = Backend(
     summary="FlashInfer's TRT-LLM decode of latent attention",
     serves=MLA,
     takes={
-        "head_size": LATENT_ROWS,
-        "attn_type": DECODER,
-        "dtype": HALF_DTYPES,
+        **_LAYER,
         "kv_cache_dtype": OneOf(*PLAIN_KV, *FP8_KV),
         "block_size": MultipleOfAny(32, 64),
         "qk_nope_head_dim": OneOf(64, 128, 192),
@@ -54,9 +58,7 @@ TOKENSPEED_MLA = Backend(
     summary="tokenspeed-mla's decode of DeepSeek's latent attention from fp8 caches",
     serves=MLA,
     takes={
-        "head_size": LATENT_ROWS,
-        "attn_type": DECODER,
-        "dtype": HALF_DTYPES,
+        **_LAYER,
         "kv_cache_dtype": OneOf(*FP8_KV),
         "block_size": MultipleOfAny(32, 64),
         "qk_nope_head_dim": OneOf(128),
@@ -75,9 +77,7 @@ CUTLASS_MLA = Backend(
     summary="CUTLASS's decode of latent attention, compiled into engines",
     serves=MLA,
     takes={
-        "head_size": LATENT_ROWS,
-        "attn_type": DECODER,
-        "dtype": HALF_DTYPES,
+        **_LAYER,
         "kv_cache_dtype": OneOf(*PLAIN_KV, *FP8_KV),
         "block_size": MultipleOf(128),
     },
@@ -93,9 +93,7 @@ FLASH_ATTN_MLA = Backend(
     summary="FlashAttention 3's decode of latent attention, any query length",
     serves=MLA,
     takes={
-        "head_size": LATENT_ROWS,
-        "attn_type": DECODER,
-        "dtype": HALF_DTYPES,
+        **_LAYER,
         "kv_cache_dtype": OneOf(*PLAIN_KV),
         "block_size": MultipleOf(16),
     },
@@ -112,9 +110,7 @@ FLASHMLA = Backend(
     summary="FlashMLA's dense decode of latent attention on Hopper",
     serves=MLA,
     takes={
-        "head_size": LATENT_ROWS,
-        "attn_type": DECODER,
-        "dtype": HALF_DTYPES,
+        **_LAYER,
         "kv_cache_dtype": OneOf(*PLAIN_KV, *FP8_KV),
         "block_size": MultipleOf(64),
     },

@@ -88,7 +88,7 @@ FA_RULES = (
     Rule(
         "fa_version_rswa",
         fa.reset_windows_are_beyond_version,
-        "windows that are reset after a prefix need FlashAttention 4, which cannot serve this layer",
+        "windows that are reset after a prefix need FlashAttention 4, which cannot serve the layer",
         MhaConfig(head_size=128, rswa=True),
         {"arch": "sm80"},
     ),

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attnplat.backends.backend import Backend, GraphSupport, Package, Rule
-from attnplat.backends.limits import Anything, Between, Cases, Either, MultipleOf, OneOf, Required
+from attnplat.backends.limits import (
+    Anything,
+    Between,
+    Cases,
+    Either,
+    Limit,
+    MultipleOf,
+    OneOf,
+    Required,
+)
 from attnplat.backends.portable.catalog import (
     BF16,
     BLOCK_SPARSE,
@@ -228,11 +239,12 @@ FLASHINFER_MLA_SPARSE_SM120 = Backend(
 
 # DeepSeek-V4 and V4.1 ----------------------------------------------------------------------
 
-_V4, _V41 = OneOf("deepseek_v4"), OneOf("deepseek_v41")
 # Beside the chosen rows each layer reads the newest ones, and some layers those alone.
 _V4_FEATURES = PAGED | {Feature.SINKS, Feature.SLIDING_WINDOW}
 _FLASHMLA_V4_KV = (KVCacheDtype.AUTO, KVCacheDtype.FP8, KVCacheDtype.FP8_DS_MLA)
-_V4_ROWS = OneOf(512)
+_ANY_V4 = {"head_size": OneOf(512), "attn_type": DECODER, "dtype": OneOf(BF16)}
+_V4_LAYER: Mapping[str, Limit] = {"model_type": OneOf("deepseek_v4"), **_ANY_V4}
+_V41_LAYER: Mapping[str, Limit] = {"model_type": OneOf("deepseek_v41"), **_ANY_V4}
 
 _FLASHINFER_BEFORE_PACKED = {"flashinfer-python": "0.6.0", "flashinfer-cubin": "0.6.0"}
 _FI_V4_RULES = (
@@ -257,10 +269,7 @@ FLASHMLA_SPARSE_DSV4 = Backend(
     summary="FlashMLA's attention of DeepSeek-V4: sparse, windowed and compressed keys",
     serves=SPARSE_MLA,
     takes={
-        "model_type": _V4,
-        "head_size": _V4_ROWS,
-        "attn_type": DECODER,
-        "dtype": OneOf(BF16),
+        **_V4_LAYER,
         "kv_cache_dtype": OneOf(*_FLASHMLA_V4_KV),
         "block_size": MultipleOf(256),
     },
@@ -276,10 +285,7 @@ FLASHINFER_MLA_SPARSE_DSV4 = Backend(
     summary="FlashInfer's attention of DeepSeek-V4",
     serves=SPARSE_MLA,
     takes={
-        "model_type": _V4,
-        "head_size": _V4_ROWS,
-        "attn_type": DECODER,
-        "dtype": OneOf(BF16),
+        **_V4_LAYER,
         "kv_cache_dtype": Cases(
             (is_consumer_blackwell, OneOf(*FP8_KV, KVCacheDtype.FP8_DS_MLA)),
             otherwise=OneOf(*_AUTO_BF16, *FP8_KV, KVCacheDtype.FP8_DS_MLA),
@@ -299,10 +305,7 @@ FLASHMLA_SPARSE_DSV41 = Backend(
     summary="FlashMLA's attention of DeepSeek-V4.1",
     serves=SPARSE_MLA,
     takes={
-        "model_type": _V41,
-        "head_size": _V4_ROWS,
-        "attn_type": DECODER,
-        "dtype": OneOf(BF16),
+        **_V41_LAYER,
         "kv_cache_dtype": OneOf(*_FLASHMLA_V4_KV),
         "block_size": Cases((is_hopper, MultipleOf(64)), otherwise=MultipleOf(128)),
     },
@@ -319,7 +322,7 @@ FLASHINFER_MLA_SPARSE_DSV41 = Backend(
     serves=SPARSE_MLA,
     takes={
         **FLASHINFER_MLA_SPARSE_DSV4.takes,
-        "model_type": _V41,
+        **_V41_LAYER,
         "block_size": MultipleOf(128),
     },
     features=_V4_FEATURES,
@@ -335,10 +338,7 @@ FLASHMLA_MEGA_ATTN_DSV41 = Backend(
     summary="one fused kernel for DeepSeek-V4.1's whole attention on datacenter Blackwell",
     serves=SPARSE_MLA,
     takes={
-        "model_type": _V41,
-        "head_size": _V4_ROWS,
-        "attn_type": DECODER,
-        "dtype": OneOf(BF16),
+        **_V41_LAYER,
         "kv_cache_dtype": OneOf(*_FLASHMLA_V4_KV, KVCacheDtype.NVFP4_DS_MLA),
         "block_size": MultipleOf(128),
     },

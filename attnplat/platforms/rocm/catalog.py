@@ -164,7 +164,7 @@ FLASH_ATTN = Backend(
     },
     features=PAGED
     | {Feature.SLIDING_WINDOW, Feature.ALIBI, Feature.LOGITS_SOFT_CAP, Feature.NON_CAUSAL}
-    | {Feature.LSE, Feature.DCP},
+    | {Feature.LSE, Feature.DCP, Feature.DETERMINISTIC, Feature.BATCH_INVARIANCE},
     requires=(FLASH_ATTN_PACKAGE,),
     forbids=(rules.FLASH_ATTN_FP8, rules.FLASH_ATTN_IMAGE_SPANS, rules.FLASH_ATTN_RDNA),
     preferred_block_size=16,

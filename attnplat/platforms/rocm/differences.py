@@ -1,6 +1,6 @@
 """Where other rule sets depart from the ROCM platform's catalog and preferences.
 
-Conditions that only another rule set has stand here, beside the departure they belong to.
+Conditions that only another rule set has stand in `departures`, beside this table.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from typing import Any
 
 from attnplat.backends.backend import Rule
 from attnplat.backends.limits import Between, Either, OneOf
-from attnplat.backends.portable.catalog import BLOCK_SPARSE, FP8_KV, HALF_DTYPES, MHA
-from attnplat.backends.portable.predicates import has_narrower_values, is_vision
-from attnplat.config.names import AttnType, Feature, KVCacheDtype, Operation
+from attnplat.backends.portable.catalog import FP8_KV
+from attnplat.backends.portable.predicates import is_vision
+from attnplat.config.names import AttnType, KVCacheDtype, Operation
 from attnplat.platforms.differences import Difference
+from attnplat.platforms.rocm import departures as they
 from attnplat.platforms.rocm import rules
-from attnplat.platforms.selection import Preference, Ranked
-from attnplat.platforms.world import World
 
-_V41_NAMES = frozenset({"ROCM_FLASHMLA_SPARSE_DSV4", "ROCM_FLASHMLA_SPARSE_DSV41"})
 _SELECTOR = "vLLM 0.33, ROCm platform, selector"
 _ROWS = "vLLM 0.33, ROCm platform, recorded decisions"
 _VISION = "vLLM 0.33, ROCm platform, vision selector"
@@ -35,109 +33,6 @@ _ENGINE_CLASSES = (
     "FLASHMLA_SPARSE_DSV41",
 )
 _EXPANDED_DIMS = ((128, 64, 128), (192, 64, 256), (64, 64, 128), (256, 0, 256))
-
-
-def _is_text_attention(config: Any, world: World) -> bool:
-    return not is_vision(config, world) and not has_narrower_values(config, world)
-
-
-def _is_v4_model(config: Any, world: World) -> bool:
-    return rules.is_deepseek_v4(config, world) or rules.is_deepseek_v41(config, world)
-
-
-def _is_left_to_the_selector(config: Any, world: World) -> bool:
-    return not _is_v4_model(config, world)
-
-
-def _is_unnamed_scheme(config: Any, world: World) -> bool:
-    return config.model is None
-
-
-def _is_v41_asked_by_either_name(config: Any, world: World) -> bool:
-    return rules.is_deepseek_v41(config, world) and str(world.wishes.backend) in _V41_NAMES
-
-
-def _is_checked_nowhere(config: Any, world: World) -> bool:
-    on_one_rank = Feature.PCP not in world.run_needs
-    return is_vision(config, world) or (_is_v4_model(config, world) and on_one_rank)
-
-
-def _is_explicit_beside_ultraquant(config: Any, world: World) -> bool:
-    return world.wishes.backend is not None and rules.LAYOUT_VS_ULTRAQUANT.when(config, world)
-
-
-def _lists_rocm_attn(config: Any, world: World) -> bool:
-    run = world.run
-    return not run.kv_connector and run.model_attn_type != AttnType.ENCODER_DECODER
-
-
-def _lists_unified(config: Any, world: World) -> bool:
-    return rules.has_aiter(world)
-
-
-def _forward_takes(config: Any, world: World) -> bool:
-    return HALF_DTYPES.accepts(config.dtype)
-
-
-def _aiter_forward(config: Any, world: World) -> bool:
-    return _forward_takes(config, world) and rules.aiter_mha_is_on(config, world)
-
-
-def _flash_attn_forward(config: Any, world: World) -> bool:
-    there = "flash-attn" in world.inventory.packages
-    enabled = rules.is_cdna(world) or world.inventory.on("flash_attn_triton")
-    return _forward_takes(config, world) and there and enabled
-
-
-def _splits_what_cannot_be_split(config: Any, world: World) -> bool:
-    alone = (world.run.tp_size or 1) < 2
-    return world.wishes.minimax_m3_indexer_cp and (alone or config.indexer_kv_dtype != "bf16")
-
-
-def _lacks_flash_attention_3(config: Any, world: World) -> bool:
-    return not world.inventory.usable("fa3")
-
-
-def _lacks_flashmla(config: Any, world: World) -> bool:
-    return not world.inventory.usable("flashmla")
-
-
-def _aiter_is_off(config: Any, world: World) -> bool:
-    return not rules.aiter_is_on(world)
-
-
-_LIST = Preference(
-    serves=MHA,
-    when=_is_text_attention,
-    order=(
-        Ranked("ROCM_AITER_UNIFIED_ATTN", rules.rdna_aiter_is_on),
-        Ranked("ROCM_ATTN", _lists_rocm_attn),
-        Ranked("ROCM_AITER_FA", rules.aiter_mha_is_on),
-        Ranked("ROCM_AITER_UNIFIED_ATTN", _lists_unified),
-        "TRITON_ATTN",
-        "TURBOQUANT",
-        "ROCM_OCTAVE",
-        "ULTRAQUANT",
-    ),
-    because="vLLM assembles its list so",
-)
-_SPARSE_LIST = Preference(
-    serves=BLOCK_SPARSE,
-    when=_is_unnamed_scheme,
-    order=("ROCM_AITER_MLA_SPARSE",),
-    because="vLLM has one list for whatever is sparse",
-)
-_VISION_LIST = Preference(
-    serves=MHA,
-    when=is_vision,
-    order=(
-        Ranked("ROCM_AITER_FA", _aiter_forward),
-        Ranked("FLASH_ATTN", _flash_attn_forward),
-        "TORCH_SDPA",
-        "TRITON_ATTN",
-    ),
-    because="vLLM asks for switches, packages and dtype, and for nothing else",
-)
 
 
 def _accepts(rule: str, theirs: Any, ours: str, because: str, source: str) -> Difference:
@@ -226,7 +121,7 @@ def _requested_beside_ultraquant(backend: str) -> Difference:
         subject="rule.layout_vs_ultraquant",
         theirs=Rule(
             "layout_vs_ultraquant",
-            _is_explicit_beside_ultraquant,
+            they.is_explicit_beside_ultraquant,
             "vLLM asks it of requested backends only",
             last=True,
         ),
@@ -257,7 +152,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     # How requests and parts are treated.
     _accepts(
         "foreign_platform",
-        _is_left_to_the_selector,
+        they.is_left_to_the_selector,
         "a backend of another vendor is refused",
         "its kernels cannot run here",
         _SELECTOR,
@@ -278,14 +173,14 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     _accepts(
         "request_replaced",
-        _is_v41_asked_by_either_name,
+        they.is_v41_asked_by_either_name,
         "the name of another model's backend is refused",
         "a request is never replaced silently",
         _V4,
     ),
     _accepts(
         "row_unvalidated",
-        _is_checked_nowhere,
+        they.is_checked_nowhere,
         "every backend of a row is checked, and so is a request",
         "vision head sizes and V4's devices have limits like all others",
         _VISION,
@@ -323,7 +218,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         backend=None,
         subject="order",
-        theirs=(_LIST,),
+        theirs=(they.ATTENTION_LIST,),
         ours="aiter's kernels come first where it is switched on, and not at all where it is off",
         because="who switches it on wants it used; vLLM puts ROCM_ATTN first on CDNA, and lists "
         "the unified kernels even where aiter is off",
@@ -332,7 +227,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         backend=None,
         subject="order",
-        theirs=(_SPARSE_LIST,),
+        theirs=(they.SPARSE_LIST,),
         ours="block-sparse layers have their own row",
         because="latent kernels cannot serve them",
         source=_SELECTOR,
@@ -340,16 +235,16 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         backend=None,
         subject="order",
-        theirs=(_VISION_LIST,),
+        theirs=(they.VISION_LIST,),
         ours="Triton comes before torch, and who does not fit is passed over",
         because="torch's own kernels are the slowest of the four",
         source=_VISION,
     ),
     # Backends of another vendor, whose classes an engine's build has all the same.
     *(_importable(name) for name in _ENGINE_CLASSES),
-    _told_as_combination("FLASH_ATTN_MLA", "fa_mla_device", _lacks_flash_attention_3),
-    _told_as_combination("FLASHMLA", "flashmla_unavailable", _lacks_flashmla),
-    _told_as_combination("FLASHMLA_MEGA_ATTN_DSV41", "flashmla_unavailable", _lacks_flashmla),
+    _told_as_combination("FLASH_ATTN_MLA", "fa_mla_device", they.lacks_flash_attention_3),
+    _told_as_combination("FLASHMLA", "flashmla_unavailable", they.lacks_flashmla),
+    _told_as_combination("FLASHMLA_MEGA_ATTN_DSV41", "flashmla_unavailable", they.lacks_flashmla),
     # What single backends take.
     *(
         _unchecked_package(name)
@@ -455,7 +350,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         backend="ROCM_AITER_FA",
         subject="rule.aiter_is_off",
         operation=Operation.MLA_PREFILL,
-        theirs=Rule("aiter_is_off", _aiter_is_off, "vLLM refuses it while aiter is off"),
+        theirs=Rule("aiter_is_off", they.aiter_is_off, "vLLM refuses it while aiter is off"),
         ours="a request by name is honoured while aiter is off",
         because="the switch is about automatic choices, and a request is explicit",
         source="vLLM 0.33, MLA prefill selector",
@@ -505,7 +400,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         subject="rule.minimax_m3_indexer_cp",
         theirs=Rule(
             "minimax_m3_indexer_cp",
-            _splits_what_cannot_be_split,
+            they.splits_what_cannot_be_split,
             "vLLM splits a bf16 indexer over two ranks or more",
         ),
         ours="an indexer split over ranks is refused",

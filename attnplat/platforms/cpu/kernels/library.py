@@ -163,9 +163,7 @@ class Library:
     @property
     def usable_isas(self) -> tuple[str, ...]:
         """Those of them that this machine runs."""
-        return tuple(
-            name for n, name in enumerate(self.isas) if self._c.attnplat_cpu_isa_usable(n)
-        )
+        return tuple(name for n, name in enumerate(self.isas) if self._c.attnplat_cpu_isa_usable(n))
 
     def isa_index(self, limit: str | None = None) -> int:
         """The number of the instruction set to use: the highest, or exactly `limit`.

@@ -1,0 +1,256 @@
+"""Bugs in writing new keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attnplat.backends.batch import PageTable
+from attnplat.backends.kv_cache import KVCache
+from attnplat.backends.plan import Plan
+from attnplat.testing.mutations.bug import BugList
+from attnplat.testing.mutations.specimen import Specimen
+
+BUGS = BugList()
+Tensor = torch.Tensor
+
+
+class OwnWrite(Specimen):
+    """The specimen with a write of its own, for bugs to override."""
+
+    def write_kv(
+        self, cache: KVCache, k: Tensor, v: Tensor | None, where: PageTable | Plan
+    ) -> None:
+        pages = where.pages if isinstance(where, Plan) else where
+        slots = where.slots if isinstance(where, Plan) else None
+        self._check_cache(cache, pages)
+        assert pages is not None and pages.slot_mapping is not None
+        if isinstance(where, Plan):
+            self._check_key(where)
+            self._check_new_kv(cache, pages, slots, (k, v))
+        else:
+            self._check_kv((k, v), len(pages.slot_mapping))
+        real = len(pages.slot_mapping)
+        if isinstance(where, Plan) and self.form.self_attention:
+            real = int(where.batch.query_start_loc[-1])
+        self.put_rows(cache, k, v, pages.slot_mapping, real)
+
+    def forward(self, plan: Plan, q: Tensor, cache: KVCache | None = None, **options: Any) -> Any:  # type: ignore[override]
+        kv = options.get("kv")
+        if cache is None or kv is None:
+            return super().forward(plan, q, cache, **options)
+        self._check_key(plan)
+        self._check_source(plan, cache, kv)
+        names = ("sinks", "alibi_slopes", "position_bias", "topk_indices")
+        self._check_options(plan, {name: options.get(name) for name in names})
+        out, lse = options.get("out"), options.get("lse")
+        self._check_rows(plan, q, out, lse, options.get("return_lse", False))
+        assert plan.pages is not None and plan.pages.slot_mapping is not None
+        real = len(plan.pages.slot_mapping)
+        if self.form.self_attention:
+            real = int(plan.batch.query_start_loc[-1])
+        return self.written(plan, q, cache, kv, plan.pages.slot_mapping, real, options)
+
+    def written(
+        self,
+        plan: Plan,
+        q: Tensor,
+        cache: KVCache,
+        kv: Any,
+        slots: Tensor,
+        real: int,
+        options: dict[str, Any],
+    ) -> Any:
+        """Write, then attend."""
+        self.put_rows(cache, *kv, slots, real)
+        return super().forward(plan, q, cache, **{**options, "kv": None})
+
+    def put_rows(
+        self, cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, real: int
+    ) -> None:
+        """Store the first `real` rows whose slot is not negative."""
+        row = torch.arange(len(slots), device=slots.device)
+        kept = (slots >= 0) & (row < real)
+        planes = cache.pages()
+        self.put(planes[0], k[kept], slots[kept], cache.spec.block_size)
+        if v is not None:
+            self.put(planes[1], v[kept], slots[kept], cache.spec.block_size)
+
+    def put(self, plane: Tensor, rows: Tensor, slots: Tensor, block_size: int) -> None:
+        """Store rows at slots of one plane."""
+        plane[slots // block_size, :, slots % block_size] = rows.to(plane.dtype)
+
+
+@BUGS.impl
+class NegativeSlotWraps(OwnWrite):
+    """A slot of -1 writes the last slot of the cache."""
+
+    def put_rows(
+        self, cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, real: int
+    ) -> None:
+        room = cache.num_blocks * cache.spec.block_size
+        super().put_rows(cache, k, v, torch.where(slots < 0, room - 1, slots), len(slots))
+
+
+@BUGS.impl
+class OnlyMinusOneSkips(OwnWrite):
+    """Negative slots other than -1 are written, from the end of the cache."""
+
+    def put_rows(
+        self, cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, real: int
+    ) -> None:
+        room = cache.num_blocks * cache.spec.block_size
+        super().put_rows(cache, k, v, torch.where(slots < -1, slots % room, slots), len(slots))
+
+
+@BUGS.impl
+class PaddingRowsWritten(OwnWrite):
+    """Padding rows are written wherever their slot says."""
+
+    def put_rows(
+        self, cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, real: int
+    ) -> None:
+        super().put_rows(cache, k, v, slots, len(slots))
+
+
+@BUGS.impl
+class SlotsOf16(OwnWrite):
+    """Slots are decoded with blocks of 16 tokens."""
+
+    def put(self, plane: Tensor, rows: Tensor, slots: Tensor, block_size: int) -> None:
+        super().put(plane, rows, slots, min(16, block_size))
+
+
+@BUGS.impl
+class SlotsIn32Bits(OwnWrite):
+    """Slots wrap at 2^31."""
+
+    def put(self, plane: Tensor, rows: Tensor, slots: Tensor, block_size: int) -> None:
+        super().put(plane, rows, slots & 0x7FFFFFFF, block_size)
+
+
+@BUGS.impl
+class WholeBlockCleared(OwnWrite):
+    """A block is cleared before its first token is written."""
+
+    def put(self, plane: Tensor, rows: Tensor, slots: Tensor, block_size: int) -> None:
+        plane[slots[slots % block_size == 0] // block_size] = 0
+        super().put(plane, rows, slots, block_size)
+
+
+@BUGS.impl
+class NextTokenCleared(OwnWrite):
+    """The slot after each token is cleared."""
+
+    def put(self, plane: Tensor, rows: Tensor, slots: Tensor, block_size: int) -> None:
+        after = slots[slots % block_size < block_size - 1] + 1
+        plane[after // block_size, :, after % block_size] = 0
+        super().put(plane, rows, slots, block_size)
+
+
+@BUGS.impl
+class LastRowNotWritten(OwnWrite):
+    """The last new token is not written."""
+
+    def put(self, plane: Tensor, rows: Tensor, slots: Tensor, block_size: int) -> None:
+        super().put(plane, rows[:-1], slots[:-1], block_size)
+
+
+@BUGS.impl
+class ValuesNotWritten(OwnWrite):
+    """Only keys are written."""
+
+    def put_rows(
+        self, cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, real: int
+    ) -> None:
+        super().put_rows(cache, k, None, slots, real)
+
+
+@BUGS.impl
+class KeysDividedInPlace(OwnWrite):
+    """New keys are divided by a scale where they lie."""
+
+    def put_rows(
+        self, cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, real: int
+    ) -> None:
+        super().put_rows(cache, k, v, slots, real)
+        k.div_(2.0)
+
+
+@BUGS.impl
+class CrossWritesQueryRows(OwnWrite):
+    """Cross attention writes as many encoder tokens as there are query rows."""
+
+    def put_rows(
+        self, cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, real: int
+    ) -> None:
+        super().put_rows(cache, k, v, slots, real if self.form.self_attention else min(real, 4))
+
+
+@BUGS.impl
+class SlotsAssumedSorted(OwnWrite):
+    """New tokens are taken to come in the order of their slots."""
+
+    def put(self, plane: Tensor, rows: Tensor, slots: Tensor, block_size: int) -> None:
+        super().put(plane, rows, slots.sort().values, block_size)
+
+
+@BUGS.impl
+class ReadBeforeWrite(OwnWrite):
+    """A call that brings new tokens attends before it writes them."""
+
+    def written(
+        self,
+        plan: Plan,
+        q: Tensor,
+        cache: KVCache,
+        kv: Any,
+        slots: Tensor,
+        real: int,
+        options: dict[str, Any],
+    ) -> Any:
+        result = Specimen.forward(self, plan, q, cache, **{**options, "kv": None})
+        self.put_rows(cache, *kv, slots, real)
+        return result
+
+
+@BUGS.impl
+class FusedWriteRounds(OwnWrite):
+    """A call that brings new tokens stores them rounded; write_kv does not."""
+
+    def written(
+        self,
+        plan: Plan,
+        q: Tensor,
+        cache: KVCache,
+        kv: Any,
+        slots: Tensor,
+        real: int,
+        options: dict[str, Any],
+    ) -> Any:
+        rounded = tuple(None if x is None else (x * 8).round() / 8 for x in kv)
+        return super().written(plan, q, cache, rounded, slots, real, options)
+
+
+@BUGS.impl
+class DuplicateSlotsAdd(OwnWrite):
+    """Two tokens for one slot are added up."""
+
+    def put(self, plane: Tensor, rows: Tensor, slots: Tensor, block_size: int) -> None:
+        super().put(plane, rows, slots, block_size)
+        kinds, count = slots.unique(return_counts=True)
+        for slot in kinds[count > 1].tolist():
+            total = rows[slots == slot].sum(0)
+            plane[slot // block_size, :, slot % block_size] = total.to(plane.dtype)
+
+
+@BUGS.impl
+class BlocksShareMemory(OwnWrite):
+    """Blocks are taken to lie as far apart as they are large."""
+
+    def put(self, plane: Tensor, rows: Tensor, slots: Tensor, block_size: int) -> None:
+        each = plane.shape[1] * plane.shape[2] * plane.shape[3]
+        if plane.stride(0) == each or not len(rows):
+            return super().put(plane, rows, slots, block_size)
+        return super().put(plane, rows.roll(1, 0) + 1, slots, block_size)

@@ -1,0 +1,120 @@
+// What the kernels of AMX and of AVX-512-BF16 share: bfloat16 queries and weights; keys and values
+// bfloat16, or codes that bfloat16 holds exactly.
+
+using Half = uint16_t;
+
+struct Buffers {
+  Half *q;        // [rows, k_pad], or turned: [rows / 16, k_pad / 32, 512]
+  Half *keys;     // turned: [tile / 16, k_pad / 32, 512]
+  Half *groups;   // [2, 16, k_pad]: keys that cannot be read where they lie
+  Half *values;   // [v_pad / 32, tile / 32, 2, 512]
+  float *scores;  // [rows or 32, tile]
+  float *block;   // [4, 16, 16]
+  Half *weights;  // [32, tile]
+};
+
+// Thirty-two elements from the d-th of a row of `size` on, 0 beyond its end.
+template <class E>
+static inline H::X take_halves(const char *row, int64_t d, int64_t size) {
+  if constexpr (E::bytes == 2) {
+    if (d + 32 <= size) return H::load(row + 2 * d);
+    return H::load_part(row + 2 * d, size - d);
+  } else {
+    return H::pack(V::template get_part<E>(row + d, size - d),
+                   V::template get_part<E>(row + d + V::W, size - d - V::W));
+  }
+}
+
+// Sixteen rows of 32 elements, as pairs of elements by rows: B from A.
+static inline void turn_halves(const Half *const *rows, int64_t d, Half *to) {
+  V::F x[16];
+  for (int i = 0; i < 16; i++) {
+    H::X row = H::load(rows[i] + d);
+    __builtin_memcpy(&x[i], &row, sizeof(row));
+  }
+  V::transpose(x);
+  for (int i = 0; i < 16; i++) V::store(reinterpret_cast<float *>(to + 32 * i), x[i]);
+}
+
+static inline const char *query_row(const Work &w, int64_t r) {
+  const attnplat_cpu_tensors *t = w.tensors;
+  int64_t token = w.plan->query_start[w.task->request] + w.first_token + w.token_of(r);
+  return static_cast<const char *>(t->q) + 2 * (token * t->q_token + w.head_of(r) * t->q_head);
+}
+
+// The tile's keys as pairs of elements by keys, 16 keys and 32 elements at a time.
+template <class E>
+static inline void turn_tile(Work &w, const Buffers &b) {
+  for (int64_t j = w.from; j < w.to; j += 16) {
+    const Half *rows[16];
+    for (int64_t n = 0; n < 16; n++) {
+      rows[n] = reinterpret_cast<const Half *>(w.k_at[j + n]);
+      if (E::bytes == 2 && w.k_size % 32 == 0) continue;
+      for (int64_t d = 0; d < w.k_pad; d += 32)
+        H::store(b.groups + n * w.k_pad + d, take_halves<E>(w.k_at[j + n], d, w.k_size));
+      rows[n] = b.groups + n * w.k_pad;
+    }
+    for (int64_t d = 0; d < w.k_pad; d += 32) turn_halves(rows, d, b.keys + j * w.k_pad + 16 * d);
+  }
+}
+
+// Weights of row r from its scores; false when they are all 0.
+static inline bool weigh_row(Work &w, float *s, Half *weights, int64_t r) {
+  const Adjust &a = w.adjust;
+  if (!raise_row(w, s, r)) {
+    H::X none = H::pack(V::zero(), V::zero());
+    for (int64_t j = w.from; j < w.to; j += 32) H::store(weights + j, none);
+    return false;
+  }
+  float *sum = w.sum + r * V::W;
+  V::F total = V::load(sum);
+  Weigher<4> weigh(a.plain ? a.scale : 1.0f, w.most[r]);
+  for (int64_t j = w.from; j < w.to; j += 32) {
+    V::F x = V::load(s + j), y = V::load(s + j + 16);
+    x = weigh.fused ? weigh.quickly(x) : weigh.carefully(x);
+    y = weigh.fused ? weigh.quickly(y) : weigh.carefully(y);
+    total = V::add(V::add(total, x), y);
+    if (a.v_columns) {
+      x = V::mul(x, V::load(a.v_columns + j));
+      y = V::mul(y, V::load(a.v_columns + j + 16));
+    }
+    H::store(weights + j, H::pack(x, y));
+  }
+  V::store(sum, total);
+  return true;
+}
+
+// Pairs of keys side by side.
+template <class E>
+static inline void pair_values(Work &w, const Buffers &b) {
+  int64_t steps = w.tile_keys / 32;
+  for (int64_t j = w.from; j < w.to; j += 2) {
+    const char *v0 = w.v_at[j], *v1 = w.v_at[j + 1];
+    Half *to = b.values + j / 32 * 1024 + j % 32 * 16;
+    for (int64_t d = 0; d < w.v_pad; d += 32, to += steps * 1024) {
+      H::X x = take_halves<E>(v0, d, w.v_size), y = take_halves<E>(v1, d, w.v_size);
+      H::store(to, H::mix_low(x, y));
+      H::store(to + 512, H::mix_high(x, y));
+    }
+  }
+}
+
+// The values' sums in the order of their elements: of each 32, the first halves of four eights
+// came before the second halves.
+static inline void settle(Work &w) {
+  for (int64_t r = 0; r < w.rows; r++)
+    for (int64_t d = 0; d < w.v_pad; d += 32) {
+      float *at = w.values + r * w.v_pad + d, copy[32];
+      __builtin_memcpy(copy, at, sizeof(copy));
+      for (int n = 0; n < 4; n++) {
+        __builtin_memcpy(at + 8 * n, copy + 4 * n, 16);
+        __builtin_memcpy(at + 8 * n + 4, copy + 16 + 4 * n, 16);
+      }
+    }
+}
+
+static bool takes(const attnplat_cpu_plan *plan) {
+  return plan->dtype == ATTNPLAT_BF16 && plan->kv_encoding != ATTNPLAT_F32 &&
+         plan->kv_encoding != ATTNPLAT_F16;
+}
+
