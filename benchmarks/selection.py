@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 from attnplat import MhaConfig, MlaConfig, SparseMlaConfig, platform_for
 from attnplat.config.layer import LayerConfig
@@ -64,8 +65,8 @@ def measure() -> list[dict[str, object]]:
         cache = SelectionCache(platform)
         for name, config in LAYERS.items():
             count = decisions(cache.select(config))
-            cold = microseconds(lambda c=config: platform.select(c))
-            again = microseconds(lambda c=config: cache.select(c))
+            cold = microseconds(partial(platform.select, config))
+            again = microseconds(partial(cache.select, config))
             rows.append(
                 {
                     "device": device,

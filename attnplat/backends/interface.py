@@ -380,7 +380,7 @@ class AttentionImpl(CallChecks, ABC):
         with torch.no_grad(), _no_autocast(q.device.type):
             if cache is not None and kv is not None:
                 assert plan.slots is not None
-                cache.write(*kv, plan.slots, **scales)
+                cache.write(*kv, plan.slots, k_scale=k_scale, v_scale=v_scale)
             self._attend(plan, call)
         if return_lse:
             assert lse is not None

@@ -15,7 +15,7 @@ import torch
 from attnplat.backends.kv_cache import KVCache
 from attnplat.testing.bench import Bench
 from attnplat.testing.case import Failed
-from attnplat.testing.paging import PagedMemory, Paging, by_block
+from attnplat.testing.paging import PagedMemory, by_block, paging_of
 from attnplat.testing.scenes import Arrangement, Scene
 from attnplat.testing.stage import lay_out
 
@@ -40,7 +40,7 @@ def guarded(nbytes: int) -> torch.Tensor:
 
 def guarded_cache(bench: Bench, scene: Scene, how: Arrangement) -> PagedMemory:
     """The scene's cache in guarded memory, each plane ending at the guard."""
-    impl, paging = bench.impl(scene), Paging(scene, how)
+    impl, paging = bench.impl(scene), paging_of(scene, how)
     plain = PagedMemory.allocate(paging, impl, bench.device)
     spec, views, planes = plain.cache.spec, {}, {}
     for name, (memory, _) in plain.planes.items():

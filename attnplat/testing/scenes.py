@@ -105,6 +105,11 @@ class Scene:
         return tensor.to(getattr(torch, encoding.value))
 
     @cached_property
+    def memory(self) -> dict[Any, Any]:
+        """What laying the scene out has found, for the next time."""
+        return {}
+
+    @cached_property
     def sights(self) -> tuple[Sight, ...]:
         """Which keys each request's rows see."""
         rules = self.rules

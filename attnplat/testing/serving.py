@@ -9,7 +9,7 @@ import torch
 
 from attnplat.testing.bench import Bench
 from attnplat.testing.case import Failed
-from attnplat.testing.paging import Paging, PagedMemory
+from attnplat.testing.paging import PagedMemory, paging_of
 from attnplat.testing.scenes import Arrangement, Scene
 from attnplat.testing.stage import Stage, lay_out
 from attnplat.testing.truth import Request
@@ -49,10 +49,14 @@ def serve(
 
 def step_of(whole: Scene, done: Sequence[int], sizes: Sequence[int]) -> Scene:
     """The scene of one step: `sizes` new tokens of each request after `done` ones."""
-    requests = []
-    for request, at, size in zip(whole.requests, done, sizes, strict=True):
-        requests.append(_part(request, at, size))
-    return whole.replace(requests=tuple(requests))
+    key = ("step", tuple(done), tuple(sizes))
+    if key not in whole.memory:
+        parts = zip(whole.requests, done, sizes, strict=True)
+        requests = tuple(_part(request, at, size) for request, at, size in parts)
+        whole.memory[key] = whole.replace(requests=requests)
+    found = whole.memory[key]
+    assert isinstance(found, Scene)
+    return found
 
 
 def _part(request: Request, at: int, size: int) -> Request:
@@ -73,8 +77,9 @@ def _home(
     bench: Bench, whole: Scene, how: Arrangement
 ) -> tuple[tuple[tuple[int, ...], ...], PagedMemory]:
     """Physical blocks for the whole sequences, and a cache that holds nothing yet."""
-    paging = Paging(whole, how)
+    paging = paging_of(whole, how)
     memory = PagedMemory.allocate(paging, bench.impl(whole), bench.device)
+    memory = replace(memory, fresh=False)
     return tuple(tuple(own) for own in paging.blocks), memory
 
 

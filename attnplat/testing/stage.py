@@ -17,7 +17,7 @@ from attnplat.backends.batch import Batch, PageTable
 from attnplat.backends.interface import AttentionImpl
 from attnplat.backends.kv_cache import KVCache
 from attnplat.testing.bits import differing
-from attnplat.testing.paging import Paging, PagedMemory, new_positions
+from attnplat.testing.paging import PagedMemory, new_positions, paging_of
 from attnplat.testing.scenes import Arrangement, Scene
 
 INT = torch.int32
@@ -121,7 +121,7 @@ def lay_out(
     pages, cache, watches = None, None, []
     paged = how.paged and scene.config.has_kv_cache
     if paged:
-        paging = Paging(scene, how)
+        paging = paging_of(scene, how)
         memory = memory or PagedMemory.allocate(paging, impl, device)
         pages, cache = paging.table(device), memory.cache
         watches += [

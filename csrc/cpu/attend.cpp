@@ -92,37 +92,3 @@ extern "C" int32_t attnplat_cpu_attend(const attnplat_cpu_plan *plan,
   delete[] many_folds;
   return status ? ATTNPLAT_NO_MEMORY : call.status.load();
 }
-
-namespace attnplat_cpu {
-namespace {
-
-struct Reading {
-  const Kernels *kernels;
-  const char *data;
-  int64_t bytes, pieces;
-  std::atomic<uint64_t> sum{0};
-};
-
-void read_pieces(int64_t begin, int64_t end, void *context) {
-  Reading &r = *static_cast<Reading *>(context);
-  for (int64_t n = begin; n < end; n++) {
-    int64_t from = r.bytes / r.pieces * n / 64 * 64;
-    int64_t to = n + 1 == r.pieces ? r.bytes : r.bytes / r.pieces * (n + 1) / 64 * 64;
-    r.sum.fetch_add(r.kernels->read(r.data + from, to - from), std::memory_order_relaxed);
-  }
-}
-
-}  // namespace
-}  // namespace attnplat_cpu
-
-extern "C" uint64_t attnplat_cpu_read(int32_t isa, const void *data, int64_t bytes,
-                                      int64_t workers, attnplat_cpu_parallel_for parallel_for) {
-  using namespace attnplat_cpu;
-  Reading reading{isa_kernels(isa), static_cast<const char *>(data), bytes, workers, {0}};
-  if (!reading.kernels) return 0;
-  if (workers > 1 && parallel_for)
-    parallel_for(0, workers, 1, read_pieces, &reading);
-  else
-    read_pieces(0, workers, &reading);
-  return reading.sum.load();
-}

@@ -219,3 +219,27 @@ static int32_t few_rows_of(const attnplat_cpu_plan *) { return 0; }
 static int32_t block_rows(const attnplat_cpu_plan *plan) {
   return plan->v_head_size <= 128 ? 256 : 128;
 }
+
+// Products of tiles from L1, two by two as the kernels take them.
+static int64_t multiply(int64_t rounds) {
+  alignas(64) static const Half data[8 * 512] = {0};
+  alignas(64) float sums[256];
+  for (int64_t n = 0; n < rounds; n++) {
+    Tiles::zero<0>();
+    Tiles::zero<1>();
+    Tiles::zero<2>();
+    Tiles::zero<3>();
+    for (int64_t k = 0; k < 4; k++) {
+      Tiles::load<4>(data + 512 * k, 64);
+      Tiles::load<6>(data + 512 * (k + 4), 64);
+      Tiles::multiply<0, 4, 6>();
+      Tiles::load<7>(data + 512 * (k ^ 1), 64);
+      Tiles::multiply<1, 4, 7>();
+      Tiles::load<5>(data + 512 * (k ^ 3), 64);
+      Tiles::multiply<2, 5, 6>();
+      Tiles::multiply<3, 5, 7>();
+    }
+    Tiles::store<0>(sums, 64);
+  }
+  return rounds * 16 * 16 * 16 * 32 * 2;
+}

@@ -156,3 +156,17 @@ static inline void measure_tiles(Work &w, const attnplat_cpu_plan *plan, const T
 
 static int32_t block_rows(const attnplat_cpu_plan *) { return kBlockRows; }
 static int32_t few_rows_of(const attnplat_cpu_plan *) { return kFewRows; }
+
+static int64_t multiply(int64_t rounds) {
+  alignas(64) static const Half data[64 * 32] = {0};
+  V::F sums[12];
+  for (int i = 0; i < 12; i++) sums[i] = V::zero();
+  for (int64_t n = 0; n < rounds; n++)
+    for (int j = 0; j < 64; j++) {
+      H::X x = H::load(data + 32 * j);
+      for (int i = 0; i < 12; i++) sums[i] = H::dot(sums[i], x, x);
+    }
+  volatile float keep = 0;
+  for (int i = 0; i < 12; i++) keep = keep + V::hsum(sums[i]);
+  return rounds * 64 * 12 * 32 * 2;
+}

@@ -13,7 +13,8 @@ struct Buffers {
   float *wide;    // [kTile, v_pad]
 };
 
-static inline void place_buffers(const Work &w, Arena &arena, Buffers &b) {
+static inline void place_buffers(Work &w, Arena &arena, Buffers &b) {
+  w.q = arena.take<float>(w.rows * w.k_pad);
   b.scores = arena.take<float>(kManyRows * kTile);
   b.keys = arena.take<float>(w.task->few ? 0 : kTile * w.k_size);
   b.wide = arena.take<float>(w.task->few ? 0 : kTile * w.v_pad);
@@ -111,10 +112,33 @@ static int32_t block_rows(const attnplat_cpu_plan *) { return kBlockRows; }
 static int32_t few_rows_of(const attnplat_cpu_plan *) { return kFewRows; }
 
 static uint64_t read_memory(const void *data, int64_t bytes) {
-  const uint64_t *words = static_cast<const uint64_t *>(data);
-  uint64_t sums[8] = {0};
-  for (int64_t n = 0; n + 8 <= bytes / 8; n += 8)
-    for (int i = 0; i < 8; i++) sums[i] += words[n + i];
-  for (int i = 1; i < 8; i++) sums[0] += sums[i];
-  return sums[0];
+  typedef uint64_t Words __attribute__((vector_size(4 * V::W)));
+  const char *at = static_cast<const char *>(data);
+  constexpr int64_t kStride = int64_t(8 * sizeof(Words));
+  Words sums[8] = {};
+  for (int64_t n = 0; n + kStride <= bytes; n += kStride)
+    for (int i = 0; i < 8; i++) {
+      Words x;
+      __builtin_memcpy(&x, at + n + i * int64_t(sizeof(x)), sizeof(x));
+      sums[i] += x;
+    }
+  uint64_t sum = 0;
+  for (int i = 0; i < 8; i++)
+    for (size_t n = 0; n < sizeof(Words) / 8; n++) sum += sums[i][n];
+  return sum;
+}
+
+// Fused multiplications and additions from L1: `rounds` times 64 of them by 6 sums.
+static int64_t multiply(int64_t rounds) {
+  alignas(64) static const float data[64 * V::W] = {0};
+  V::F sums[12];
+  for (int i = 0; i < 12; i++) sums[i] = V::zero();
+  for (int64_t n = 0; n < rounds; n++)
+    for (int j = 0; j < 64; j++) {
+      V::F x = V::load(data + j * V::W);
+      for (int i = 0; i < 12; i++) sums[i] = V::fma(x, sums[i], x);
+    }
+  volatile float keep = 0;
+  for (int i = 0; i < 12; i++) keep = keep + V::hsum(sums[i]);
+  return rounds * 64 * 12 * V::W * 2;
 }

@@ -175,6 +175,11 @@ ATTNPLAT_CPU_EXPORT uint64_t attnplat_cpu_read(int32_t isa, const void *data, in
                                                int64_t workers,
                                                attnplat_cpu_parallel_for parallel_for);
 
+/* Multiplies and adds on `workers` threads as fast as the instruction set can from L1, `rounds`
+ * times on each; returns how many operations that were. */
+ATTNPLAT_CPU_EXPORT int64_t attnplat_cpu_multiply(int32_t isa, int64_t rounds, int64_t workers,
+                                                  attnplat_cpu_parallel_for parallel_for);
+
 #ifdef __cplusplus
 }
 #endif

@@ -32,6 +32,7 @@ static const Kernels &rest = ATTNPLAT_REST;
 #include "attend_halves.h"
 
 const Kernels kKernels = {"amx",        any_block_rows, any_few_rows, any_scratch, Tiles::enter,
-                          Tiles::leave, any_attend,     any_fold,     any_read};
+                          Tiles::leave, any_attend,     any_fold,     any_read,
+                          multiply};
 }  // namespace amx
 }  // namespace attnplat_cpu

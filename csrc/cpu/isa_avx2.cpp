@@ -22,6 +22,7 @@ constexpr int64_t kPadRows = 1;
 #include "attend_vector.h"
 
 const Kernels kKernels = {"avx2",  block_rows,  few_rows_of, scratch_of, nothing,
-                          nothing, attend_task, fold_partials, read_memory};
+                          nothing, attend_task, fold_partials, read_memory,
+                          multiply};
 }  // namespace avx2
 }  // namespace attnplat_cpu

@@ -34,6 +34,7 @@ static const Kernels &rest = ATTNPLAT_REST;
 static void nothing() {}
 
 const Kernels kKernels = {"avx512_bf16", any_block_rows, any_few_rows, any_scratch, nothing,
-                          nothing, any_attend,     any_fold,     any_read};
+                          nothing, any_attend,     any_fold,     any_read,
+                          multiply};
 }  // namespace avx512_bf16
 }  // namespace attnplat_cpu

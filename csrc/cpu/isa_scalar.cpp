@@ -294,7 +294,17 @@ static uint64_t read_memory(const void *data, int64_t bytes) {
   return sum;
 }
 
+static int64_t multiply(int64_t rounds) {
+  double sums[4] = {0};
+  volatile double x = 1.0;
+  for (int64_t n = 0; n < rounds * 64; n++)
+    for (int i = 0; i < 4; i++) sums[i] = sums[i] * x + x;
+  x = sums[0] + sums[1] + sums[2] + sums[3];
+  return rounds * 64 * 8;
+}
+
 const Kernels kKernels = {"scalar", block_rows,  few_rows,    scratch_bytes, nothing,
-                          nothing,  attend_task, fold_partials, read_memory};
+                          nothing,  attend_task, fold_partials, read_memory,
+                          multiply};
 }  // namespace scalar
 }  // namespace attnplat_cpu

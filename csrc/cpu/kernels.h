@@ -61,7 +61,9 @@ struct Kernels {
   // Folds the partials of the task's result and writes out and lse.
   void (*fold)(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
                const Task *task, void *scratch);
+  // Ceilings: the sum of memory as words; the fastest products, counted in operations.
   uint64_t (*read)(const void *data, int64_t bytes);
+  int64_t (*multiply)(int64_t rounds);
 };
 
 #define ATTNPLAT_DECLARE_ISA(isa) \

@@ -28,7 +28,7 @@ struct Work {
   int64_t k_pad, v_pad;  // sizes of a row of q and of values in scratch, in floats
   int64_t first_token, last_token;
 
-  float *q;       // [rows, k_pad]
+  float *q;       // [rows, k_pad]; of those kernels that want them wide
   float *values;  // [rows, v_pad]
   float *most;    // [rows]
   float *sum;     // [rows, V::W]
@@ -74,7 +74,6 @@ static inline void measure(Work &w, const attnplat_cpu_plan *plan, const Task *t
 }
 
 static inline void place(Work &w, Arena &arena) {
-  w.q = arena.take<float>(kPadRows == 1 ? w.rows * w.k_pad : 0);
   w.values = arena.take<float>(round_up(w.rows, kPadRows) * w.v_pad);
   w.most = arena.take<float>(w.rows);
   w.sum = arena.take<float>(w.rows * V::W);

@@ -376,10 +376,9 @@ def test_a_workspace_of_the_advertised_size_does_and_a_smaller_one_is_refused() 
         (BlockSparseConfig(head_size=16), "runs mha"),
         (layer(also_needs=frozenset({Feature.DCP})), "does not take dcp"),
         (MhaConfig(head_size=16), "num_heads is None"),
-        (layer(kv_cache_dtype="int8_per_token_head"), "encoding is int8_th"),
-        (layer(kv_cache_dtype="fp8"), "pass the device"),
+        (layer(kv_cache_dtype="turboquant_k8v4"), "encoding is turbo_k8v4"),
     ],
-    ids=["operation", "feature", "heads", "encoding", "fp8"],
+    ids=["operation", "feature", "heads", "encoding"],
 )
 def test_what_a_backend_does_not_run_is_refused_at_creation(
     name: str, config: Any, says: str

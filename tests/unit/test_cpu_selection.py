@@ -56,8 +56,6 @@ CHOICES = [
     ("scalar", DENSE, "TORCH_SDPA"),
     ("amx", DENSE.replace(kv_cache_dtype="fp8"), "CPU_ATTN"),
     ("avx512", DENSE.replace(kv_cache_dtype="fp8_e5m2"), "CPU_ATTN"),
-    ("avx2", DENSE.replace(kv_cache_dtype="fp8"), None),
-    ("neon", DENSE.replace(kv_cache_dtype="fp8"), None),
     ("amx", DENSE.replace(sinks=True), "TORCH_SDPA"),
     ("amx", DENSE.replace(head_size=72), "TORCH_SDPA"),
     ("amx", DENSE.replace(block_size=16), "TORCH_SDPA"),
@@ -82,6 +80,12 @@ CHOICES = [
 @pytest.mark.parametrize(("arch", "config", "name"), CHOICES)
 def test_the_first_choice(arch, config, name):
     assert chosen(arch, config) == name
+
+
+@pytest.mark.parametrize("arch", ["avx2", "neon"])
+def test_an_fp8_cache_needs_wide_vectors(arch):
+    selection = select(arch, DENSE.replace(kv_cache_dtype="fp8"))
+    assert [r.subject for r in selection.rejections["CPU_ATTN"]] == ["kv_cache_dtype"]
 
 
 def test_amds_extension_prefills_on_amds_processors_alone():

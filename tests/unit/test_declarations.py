@@ -148,13 +148,25 @@ def made(operation: Operation, **values: Any) -> LayerConfig | None:
 def fitting(backend: Backend, operation: Operation) -> Iterator[LayerConfig]:
     """Layers within every limit of a resolved backend, the ordinary first."""
     known = {*config_class(operation).__dataclass_fields__, "dims"}
-    limits = {n: limit for n, limit in backend.takes.items() if n in known}
-    choices = [[v for v in limit.inside() if v is not None] or [None] for limit in limits.values()]
-    for values in islice(product(*choices), MOST_TRIES):
-        chosen = {n: v for n, v in zip(limits, values, strict=True) if v is not None}
-        config = made(operation, **chosen)
+    inside = {n: _inside(limit) for n, limit in backend.takes.items() if n in known}
+    for chosen in islice(_combinations(inside), MOST_TRIES):
+        config = made(operation, **{n: v for n, v in chosen.items() if v is not None})
         if config is not None:
             yield config
+
+
+def _inside(limit: Any) -> list[Any]:
+    return [value for value in limit.inside() if value is not None] or [None]
+
+
+def _combinations(inside: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """One value of each field: the first of all, then one other at a time, then all."""
+    first = {name: values[0] for name, values in inside.items()}
+    yield first
+    for name, values in inside.items():
+        yield from ({**first, name: value} for value in values[1:])
+    for values in product(*inside.values()):
+        yield dict(zip(inside, values, strict=True))
 
 
 FITS: dict[tuple[str, Operation], tuple[Backend, LayerConfig, World]] = {}
@@ -415,6 +427,8 @@ _VARIATIONS: tuple[dict[str, Any], ...] = (
     {},
     {"role": "vision", "attn_type": "encoder_only", "kv_cache_dtype": None},
     {"role": "vision", "attn_type": "encoder_only", "kv_cache_dtype": None, "head_size": 72},
+    {"role": "vision", "attn_type": "encoder_only", "kv_cache_dtype": None, "head_size": 16},
+    {"role": "vision", "attn_type": "encoder_only", "kv_cache_dtype": None, "dtype": "float64"},
     {"dtype": "float32"},
     {"dtype": "float64"},
     {"v_head_size": 64},

@@ -58,8 +58,9 @@ FEATURES: dict[str, dict[str, Any]] = {
 def batch_masks(query_lens: list[int]) -> dict[str, tuple[Feature, dict[str, Any]]]:
     """Masks that a batch carries: the feature a layer declares, and fields of the batch."""
     n = len(query_lens)
-    steps = [[[int(b <= a and (a + b) % 3 != 1) for b in range(q)] for a in range(q)] for q in
-             query_lens]
+    steps = [
+        [[int(b <= a and (a + b) % 3 != 1) for b in range(q)] for a in range(q)] for q in query_lens
+    ]
     return {
         "causal by request": (
             Feature.PER_REQUEST_CAUSAL,
@@ -93,9 +94,7 @@ def attend(
     return run_plan(impl, plan, step, paged, **extra)
 
 
-def same(
-    one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
-) -> bool:
+def same(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]) -> bool:
     """Whether two results are bit for bit the same."""
     return all(
         torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -65,7 +65,12 @@ def test_the_number_of_threads_does_not_matter(isa: str, step: Step) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_where_blocks_are_and_how_memory_is_laid_out_does_not_matter(isa: str, step: Step) -> None:
     want = attend(step, isa, step.paged(16, "HND"))
-    for block_size, layout, seed in ((16, "HND", 5), (16, "NHD", 1), (64, "HND", 2), (24, "NHD", 3)):
+    for block_size, layout, seed in (
+        (16, "HND", 5),
+        (16, "NHD", 1),
+        (64, "HND", 2),
+        (24, "NHD", 3),
+    ):
         assert same(attend(step, isa, replace(step, seed=seed).paged(block_size, layout)), want)
     assert same(attend(step, isa), want)
 
@@ -104,8 +109,10 @@ def test_a_poisoned_workspace_of_the_caller_does_not_matter(isa: str, step: Step
 @pytest.mark.parametrize("isa", ISAS)
 def test_writing_first_or_with_the_call_is_the_same(isa: str, step: Step) -> None:
     first, second = step.paged(), step.paged()
-    new = [torch.cat([t[n - q :] for t, q, n in zip(kv, QUERIES, KEYS, strict=True)])
-           for kv in (step.k, step.v)]
+    new = [
+        torch.cat([t[n - q :] for t, q, n in zip(kv, QUERIES, KEYS, strict=True)])
+        for kv in (step.k, step.v)
+    ]
     impl = CpuAttnImpl.create(step.config, "cpu", isa=isa)
     results = []
     for paged, fused in ((first, False), (second, True)):

@@ -71,9 +71,7 @@ def test_every_block_size_and_layout(isa: str, block_size: int, layout: str) -> 
 @pytest.mark.parametrize("encoding", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_cache_of_another_plain_dtype_than_the_layer(
-    isa: str, dtype: str, encoding: str
-) -> None:
+def test_a_cache_of_another_plain_dtype_than_the_layer(isa: str, dtype: str, encoding: str) -> None:
     config = layer(dtype=dtype, kv_cache_dtype=encoding)
     step = make_step(config, [1, 19], [65, 19])
     stored = getattr(torch, encoding)

@@ -93,7 +93,9 @@ def test_pages_without_a_live_token_are_never_read(isa: str) -> None:
     for head in range(heads):
         rows_k = dense_k[:, head].reshape(-1, size)[:65]
         rows_v = dense_v[:, head].reshape(-1, size)[:65]
-        one = make_step(layer(dtype="bfloat16", head_size=128, num_heads=2, num_kv_heads=1), [1], [65])
+        one = make_step(
+            layer(dtype="bfloat16", head_size=128, num_heads=2, num_kv_heads=1), [1], [65]
+        )
         one.q.copy_(step.q[:, 2 * head : 2 * head + 2])
         one.k[0][:, 0], one.v[0][:, 0] = rows_k, rows_v
         want = attend(one, isa, one.paged(64, "HND"))

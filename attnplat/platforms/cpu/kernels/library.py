@@ -206,6 +206,13 @@ class Library:
         )
         return total
 
+    def multiply(self, rounds: int, workers: int, isa: str | None = None) -> int:
+        """Multiplies and adds as fast as can be, and says how often."""
+        count: int = self._c.attnplat_cpu_multiply(
+            self.isa_index(isa), rounds, workers, self._parallel_for
+        )
+        return count
+
 
 def _declare(c: ctypes.CDLL) -> None:
     pointer = ctypes.POINTER
@@ -220,6 +227,7 @@ def _declare(c: ctypes.CDLL) -> None:
         ("schedule", c_int32, [plan, c_void_p, c_int64, summary]),
         ("attend", c_int32, [plan, tensors, c_void_p, summary, c_int64, c_void_p]),
         ("read", c_uint64, [c_int32, c_void_p, c_int64, c_int64, c_void_p]),
+        ("multiply", c_int64, [c_int32, c_int64, c_int64, c_void_p]),
     ):
         function = getattr(c, f"attnplat_cpu_{name}")
         function.restype, function.argtypes = result, arguments
