@@ -125,7 +125,12 @@ LAYERS = (
         TOP,
     ),
     Layer(
-        ("attnplat.integrations", "attnplat.integrations.*", "attnplat.testing.*"),
+        (
+            "attnplat.integrations",
+            "attnplat.integrations.*",
+            "attnplat.testing",
+            "attnplat.testing.*",
+        ),
         ("attnplat", "attnplat.*"),
         TOP,
     ),

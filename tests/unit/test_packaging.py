@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -129,12 +130,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return wheel, sdist
 
 
+LIBRARIES = (".so", ".dylib", ".dll")
+
+
 def package_files() -> set[str]:
-    """Every file of the package as git would see it."""
+    """Every source file of the package; the compiled library is made by the build."""
     return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "attnplat").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in LIBRARIES
     }
 
 
@@ -144,20 +148,32 @@ def wheel_metadata(wheel: Path) -> Message:
         return Parser().parsestr(archive.read(name).decode())
 
 
-def test_the_wheel_is_one_for_every_python_3_and_machine(built: tuple[Path, Path]) -> None:
-    assert built[0].name == f"attnplat-{attnplat.__version__}-py3-none-any.whl"
+@pytest.mark.build
+def test_the_wheel_is_one_for_every_python_3_and_has_the_library_where_a_compiler_is(
+    built: tuple[Path, Path],
+) -> None:
+    compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
+    name = built[0].name
+    with zipfile.ZipFile(built[0]) as archive:
+        libraries = [n for n in archive.namelist() if n.endswith(LIBRARIES)]
+    assert name.startswith(f"attnplat-{attnplat.__version__}-py3-none-")
+    assert name.endswith("-any.whl") is not compiler
+    assert len(libraries) == (1 if compiler else 0)
 
 
+@pytest.mark.build
 def test_the_wheel_holds_the_whole_package_and_nothing_else(built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[0]) as archive:
         names = set(archive.namelist())
     information = {name for name in names if name.startswith("attnplat-")}
-    assert names - information == package_files()
+    sources = {name for name in names - information if not name.endswith(LIBRARIES)}
+    assert sources == package_files()
     assert "attnplat/py.typed" in names
     folder = f"attnplat-{attnplat.__version__}.dist-info"
     assert f"{folder}/licenses/LICENSE" in information
 
 
+@pytest.mark.build
 def test_the_wheel_installs_the_command(built: tuple[Path, Path]) -> None:
     points = configparser.ConfigParser()
     with zipfile.ZipFile(built[0]) as archive:
@@ -166,6 +182,7 @@ def test_the_wheel_installs_the_command(built: tuple[Path, Path]) -> None:
     assert dict(points["console_scripts"]) == {"attnplat": "attnplat.cli.main:main"}
 
 
+@pytest.mark.build
 def test_the_metadata_say_what_pyproject_says(built: tuple[Path, Path]) -> None:
     metadata = wheel_metadata(built[0])
     assert metadata["Version"] == attnplat.__version__
@@ -178,6 +195,7 @@ def test_the_metadata_say_what_pyproject_says(built: tuple[Path, Path]) -> None:
     assert core == {requirement.name for requirement in CORE}
 
 
+@pytest.mark.build
 def test_the_source_archive_builds_and_tests_but_carries_no_environment(
     built: tuple[Path, Path],
 ) -> None:

@@ -37,6 +37,19 @@ REFERENCE_FEATURES: frozenset[Feature] = frozenset(
 """KV_CONNECTOR: the cache is a plain, named layout that the caller owns and may move between
 steps. ADAPTIVE_VERIFICATION: query lengths may differ from step to step and request to request."""
 
+REFERENCE_INDEXER_FEATURES: frozenset[Feature] = frozenset(
+    {
+        Feature.KV_CONNECTOR,
+        Feature.ADAPTIVE_VERIFICATION,
+        Feature.DETERMINISTIC,
+        Feature.BATCH_INVARIANCE,
+        Feature.DCP,
+        Feature.PCP,
+    }
+)
+"""DCP and PCP: a rank scores its own keys and rows up to ends that it is given, and
+`ops.topk.merge_topk` chooses among the ranks' candidates."""
+
 TORCH_SDPA_FEATURES: frozenset[Feature] = REFERENCE_FEATURES
 """Under BATCH_INVARIANCE every request runs alone, so its batch-mates cannot matter."""
 

@@ -63,6 +63,11 @@ def cannot_store_rows(config: Any, world: World) -> bool:
     return False
 
 
+def scores_blocks(config: Any, world: World) -> bool:
+    """The indexer ranks blocks of keys by MiniMax-M3's rule, which has no weights."""
+    return bool(config.model_type == "minimax_m3")
+
+
 def wants_split_indexer(config: Any, world: World) -> bool:
     """The user wants MiniMax-M3's indexer split over ranks."""
     return world.wishes.minimax_m3_indexer_cp

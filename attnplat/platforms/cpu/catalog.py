@@ -5,7 +5,7 @@ An instruction set is a trait: `avx2`, `avx512`, `amx`, `neon` ... and so is the
 
 from __future__ import annotations
 
-from attnplat.backends.backend import Backend, GraphSupport, Package
+from attnplat.backends.backend import Backend, GraphSupport, Package, Rule
 from attnplat.backends.limits import Cases, Either, Includes, MultipleOf, OneOf
 from attnplat.backends.portable.catalog import (
     BF16,
@@ -21,6 +21,9 @@ from attnplat.backends.portable.catalog import (
     PLAIN_KV,
     PORTABLE,
 )
+from attnplat.backends.portable.features import REFERENCE_INDEXER_FEATURES
+from attnplat.backends.portable.predicates import scores_blocks
+from attnplat.config.layer import IndexerConfig
 from attnplat.config.names import Feature, KVCacheDtype
 from attnplat.platforms.cpu.rules import lacks_wide_vectors
 
@@ -121,11 +124,20 @@ ZENTORCH = Backend(
 
 REFERENCE_INDEXER = Backend(
     name="REFERENCE",
-    summary="float32 scores of a sparse indexer, key by key, from every format",
+    summary="float64 scores of a sparse indexer, key by key, from every format",
     serves=INDEXER,
     takes={"indexer_kv_dtype": OneOf("bf16", "fp8", "mxfp4")},
-    features=PAGED | _FIXED_ORDER | {Feature.DCP, Feature.PCP},
+    features=REFERENCE_INDEXER_FEATURES,
+    forbids=(
+        Rule(
+            "block_scores",
+            scores_blocks,
+            "the model's indexer ranks blocks of keys, and this one ranks keys",
+            IndexerConfig(head_size=128, model_type="minimax_m3", indexer_kv_dtype="bf16"),
+        ),
+    ),
     reads=frozenset({"indexer_kv_dtype", "indexer_sparse_logits"}),
+    loads="attnplat.backends.portable.reference_indexer:ReferenceIndexerImpl",
     last_resort=True,
     graphs=GraphSupport.NEVER,
 )

@@ -371,6 +371,6 @@ def _(t: Terrain) -> Checks:
 
 @G.case(17, "Sequences that end at a tile's edge, or one key past it, are whole", every_dtype=True)
 def _(t: Terrain) -> Checks:
-    for keys in t.some((512, 513, 64, 65, 128, 129, 256, 257, 511, 1024, 1025), 6):
-        for changes in ({}, {"alibi": True}):
+    for keys in t.some((513, 65, 257, 129, 512, 64, 128, 256, 511, 1024, 1025), 4):
+        for changes in ({}, {"alibi": True}) if t.dtype == "float32" else ({},):
             yield agrees(edges(normal(t.layer(**changes), [1, 1], [keys, keys - 1])), t.pages())

@@ -67,7 +67,7 @@ class Specimen(AttentionImpl):
     operations = PORTABLE_OPERATIONS
     features = REFERENCE_FEATURES
     needs_host_lengths = True
-    tile = 64
+    tile = 128
 
     # Planning ---------------------------------------------------------------------------------
 
