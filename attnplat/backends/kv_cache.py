@@ -142,10 +142,18 @@ class KVCacheSpec:
         """Shape of the value view, axes in the layout's order without the layer."""
         return self._shape(num_blocks, self.row_width(self.v_head_size))
 
-    def scales_shape(self, num_blocks: int, size: int) -> tuple[int, ...]:
-        """Shape of the view on the scales of rows of `size` elements, for formats that keep
-        scales apart."""
-        return self._shape(num_blocks, self.format.scale_bytes(size))
+    @property
+    def widths(self) -> dict[str, int]:
+        """The views that a cache of this spec has besides plain values in keys, by the name
+        `KVCache` has for them: entries of `dtype` in a row."""
+        sizes = {"k": self.head_size}
+        if not self.values_in_keys:
+            sizes["v"] = self.v_head_size
+        found = {name: self.row_width(size) for name, size in sizes.items()}
+        if self.format.scales_apart:
+            scales = {f"{name}_scales": self.format.scale_bytes(n) for name, n in sizes.items()}
+            found.update(scales)
+        return found
 
     def _shape(self, num_blocks: int, content: int) -> tuple[int, ...]:
         sizes = self._sizes(num_blocks, content)
@@ -184,19 +192,18 @@ class KVCache:
         spec = self.spec
         axis = spec.layout.of_one_layer.index("B")
         blocks = self.k.shape[axis] if isinstance(self.k, torch.Tensor) and self.k.dim() == 4 else 0
-        self._check("k", self.k, spec.k_shape(blocks))
-        if spec.values_in_keys and spec.is_plain and self.v is None:
-            object.__setattr__(self, "v", self.k[..., : spec.v_head_size])
-        own_values = not spec.values_in_keys or spec.is_plain
-        self._check("v", self.v, spec.v_shape(blocks) if own_values else None)
-        apart = spec.format.scales_apart
-        k_shape = spec.scales_shape(blocks, spec.head_size) if apart else None
-        self._check("k_scales", self.k_scales, k_shape)
-        has_v_scales = apart and not spec.values_in_keys
-        v_shape = spec.scales_shape(blocks, spec.v_head_size) if has_v_scales else None
-        self._check("v_scales", self.v_scales, v_shape)
+        widths = spec.widths
+        self._check("k", spec.k_shape(blocks))
+        if spec.values_in_keys and spec.is_plain:
+            if self.v is None:
+                object.__setattr__(self, "v", self.k[..., : spec.v_head_size])
+            widths["v"] = spec.v_head_size
+        for name in ("k", "v", "k_scales", "v_scales"):
+            width = widths.get(name)
+            self._check(name, None if width is None else spec._shape(blocks, width))
 
-    def _check(self, name: str, view: torch.Tensor | None, shape: tuple[int, ...] | None) -> None:
+    def _check(self, name: str, shape: tuple[int, ...] | None) -> None:
+        view = getattr(self, name)
         if shape is None:
             if view is not None:
                 raise PlanMismatchError(
@@ -227,13 +234,7 @@ class KVCache:
 
         Keys, values and scales apart are areas of their own; `from_pages` has them in one page.
         """
-        widths = {"k": spec.row_width(spec.head_size)}
-        if not spec.values_in_keys:
-            widths["v"] = spec.row_width(spec.v_head_size)
-        if spec.format.scales_apart:
-            widths["k_scales"] = spec.format.scale_bytes(spec.head_size)
-            if not spec.values_in_keys:
-                widths["v_scales"] = spec.format.scale_bytes(spec.v_head_size)
+        widths = spec.widths
         areas = [_planes(spec, num_layers, num_blocks, n, device) for n in widths.values()]
         return tuple(
             cls(spec=spec, **dict(zip(widths, views, strict=True)))
@@ -256,18 +257,12 @@ class KVCache:
             layout=KVCacheLayout.NHD if shape.tokens_first else KVCacheLayout.HND,
             values_in_keys=shape.format.latent,
         )
-        areas = {"k": pages.k}
-        if not spec.values_in_keys:
-            areas["v"] = pages.v
-        if spec.format.scales_apart:
-            areas["k_scales"] = pages.k_scales
-            if not spec.values_in_keys:
-                areas["v_scales"] = pages.v_scales
-        views = {
-            name: area.transpose(1, 2) if shape.tokens_first else area
-            for name, area in areas.items()
-        }
-        return cls(spec=spec, **{name: view.view(spec.dtype) for name, view in views.items()})
+        views = {}
+        for name in spec.widths:
+            area: torch.Tensor = getattr(pages, name)
+            turned = area.transpose(1, 2) if shape.tokens_first else area
+            views[name] = turned.view(spec.dtype)
+        return cls(spec=spec, **views)
 
     @property
     def num_blocks(self) -> int:

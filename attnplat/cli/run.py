@@ -100,12 +100,12 @@ def run(args: argparse.Namespace) -> int:
     _check_counts(args)
     _check_packages()
     platform = _platform(args.device)
-    device = _torch_device(platform)
     show = Progress(sys.stderr)
+    with show.during("starting torch and transformers"):
+        from attnplat.integrations.transformers import decoding
+        from attnplat.integrations.transformers.scheduler import blocks_for_all
 
-    from attnplat.integrations.transformers import decoding
-    from attnplat.integrations.transformers.scheduler import blocks_for_all
-
+        device = _torch_device(platform)
     loaded = _load(args, attention, device, dtype, show)
     model = _paged(loaded, args, attention)
     chats = [_uses_chat(args, loaded.tokenizer, prompt) for prompt in prompts]

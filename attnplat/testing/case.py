@@ -48,6 +48,7 @@ class Case:
         build: its checks, or None: it cannot be asked of any implementation here.
         absent: why not, then.
         every_dtype: asked of every dtype even when there is little time.
+        threaded: it runs on several CPU threads, after which a process must not be forked.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Case:
     build: Builder | None
     absent: str = ""
     every_dtype: bool = False
+    threaded: bool = False
 
 
 class CaseList:
@@ -66,12 +68,13 @@ class CaseList:
         self.cases: list[Case] = []
 
     def case(
-        self, number: int, claim: str, *, every_dtype: bool = False
+        self, number: int, claim: str, *, every_dtype: bool = False, threaded: bool = False
     ) -> Callable[[Builder], Builder]:
         """Decorates the function that builds the checks of case `number`."""
 
         def add(build: Builder) -> Builder:
-            self._add(Case(f"{self.kind}{number}", claim, build, every_dtype=every_dtype))
+            name = f"{self.kind}{number}"
+            self._add(Case(name, claim, build, every_dtype=every_dtype, threaded=threaded))
             return build
 
         return add

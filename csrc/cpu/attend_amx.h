@@ -28,6 +28,7 @@ static inline void place_buffers(const Work &w, Arena &arena, Buffers &b) {
   b.scores = arena.take<float>((queries ? rows : 32) * w.tile_keys);
   b.block = arena.take<float>(4 * 256);
   b.weights = arena.take<Half>(32 * w.tile_keys);
+  b.spans = arena.take<Span>(rows / 32);
 }
 
 static inline void read_queries(Work &w, const Buffers &b) {
@@ -73,10 +74,6 @@ static inline const Half *key_group(const Work &w, int64_t j, Half *copy, int64_
   return copy;
 }
 
-static inline void prefetch_row(const char *row, int64_t bytes) {
-  for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(row + n, 0, 2);
-}
-
 // Scores of all rows, queries turned.
 template <class E>
 static inline void score_by_keys(Work &w, const Buffers &b) {
@@ -85,9 +82,13 @@ static inline void score_by_keys(Work &w, const Buffers &b) {
     int64_t s0, s1;
     const Half *k0 = key_group<E>(w, j, b.groups, &s0);
     const Half *k1 = key_group<E>(w, j + 16, b.groups + 16 * w.k_pad, &s1);
-    if (w.plan->values_in_keys == 0)
+    // The keys after next, and the values that will be wanted with these.
+    for (int64_t n = j + 64; n < lesser(j + 96, w.to); n++)
+      prefetch_row(w.k_at[n], w.k_size * E::bytes);
+    if (!w.plan->values_in_keys)
       for (int64_t n = j; n < j + 32; n++) prefetch_row(w.v_at[n], w.v_size * E::bytes);
     for (int64_t r = 0; r < w.rows; r += 32) {
+      if (j < b.spans[r / 32].from || j >= b.spans[r / 32].to) continue;
       bool two = r + 16 < w.rows;
       const Half *q0 = b.q + r * w.k_pad, *q1 = q0 + 16 * w.k_pad;
       Tiles::zero<0>();
@@ -191,15 +192,40 @@ static inline void add_values(Work &w, const Buffers &b, int64_t r) {
   }
 }
 
+// Which keys of the tile the rows of each block of 32 see: under a causal mask, not all that the
+// last block sees.
+static inline void find_spans(const Work &w, const Buffers &b) {
+  for (int64_t r = 0; r < w.rows; r += 32) {
+    Span &span = b.spans[r / 32];
+    span = {w.from, w.to};
+    if (w.full) continue;
+    int64_t low = w.to, high = w.from;
+    int64_t last = w.token_of(lesser(r + 32, w.rows) - 1);
+    for (int64_t token = w.token_of(r); token <= last; token++)
+      for (int64_t n = 0; n < w.tile_keys / 64; n++) {
+        uint64_t bits = w.bits[token * kWords + n];
+        if (bits == 0) continue;
+        low = lesser(low, 64 * n + __builtin_ctzll(bits));
+        high = greater(high, 64 * n + 64 - __builtin_clzll(bits));
+      }
+    span = {low / kStep * kStep, round_up(high, kStep)};
+  }
+}
+
 template <class E>
 static inline void attend_tile(Work &w, const Buffers &b) {
   bool queries = turns_queries(w);
+  find_spans(w, b);
   if (queries)
     score_by_keys<E>(w, b);
   else
     turn_tile<E>(w, b);
   pair_values<E>(w, b);
+  Span whole = {w.from, w.to};
   for (int64_t r = 0; r < w.rows; r += 32) {
+    w.from = b.spans[r / 32].from;
+    w.to = b.spans[r / 32].to;
+    if (w.from >= w.to) continue;
     if (!queries) score_by_rows(w, b, r);
     float *scores = b.scores + (queries ? r * w.tile_keys : 0);
     bool any = false;
@@ -207,6 +233,8 @@ static inline void attend_tile(Work &w, const Buffers &b) {
       any |= weigh_row(w, scores + n * w.tile_keys, b.weights + n * w.tile_keys, r + n);
     if (any) add_values(w, b, r);
   }
+  w.from = whole.from;
+  w.to = whole.to;
 }
 
 static inline void measure_tiles(Work &w, const attnplat_cpu_plan *plan, const Task *task) {
@@ -216,8 +244,10 @@ static inline void measure_tiles(Work &w, const attnplat_cpu_plan *plan, const T
 
 static int32_t few_rows_of(const attnplat_cpu_plan *) { return 0; }
 
-static int32_t block_rows(const attnplat_cpu_plan *plan) {
-  return plan->v_head_size <= 128 ? 256 : 128;
+// Long prompts share what is turned and paired among more rows.
+static int32_t block_rows(const attnplat_cpu_plan *plan, int64_t rows) {
+  if (plan->v_head_size > 128) return 128;
+  return rows >= 8192 ? 512 : 256;
 }
 
 // Products of tiles from L1, two by two as the kernels take them.

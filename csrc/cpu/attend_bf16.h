@@ -30,6 +30,10 @@ static inline void few_scores(const Work &w, const Buffers &b, int64_t first) {
     V::F sums[4][4];
     for (int r = 0; r < 4; r++)
       for (int n = 0; n < 4; n++) sums[r][n] = V::zero();
+    for (int64_t n = j + 16; n < lesser(j + 20, w.to); n++)
+      prefetch_row(w.k_at[n], w.k_size * E::bytes);
+    if (!w.plan->values_in_keys)
+      for (int64_t n = j; n < j + 4; n++) prefetch_row(w.v_at[n], w.v_size * E::bytes);
     for (int64_t d = 0; d < w.k_pad; d += 32) {
       H::X k[4];
       for (int n = 0; n < 4; n++) k[n] = take_halves<E>(w.k_at[j + n], d, w.k_size);
@@ -154,7 +158,7 @@ static inline void measure_tiles(Work &w, const attnplat_cpu_plan *plan, const T
   measure(w, plan, task);
 }
 
-static int32_t block_rows(const attnplat_cpu_plan *) { return kBlockRows; }
+static int32_t block_rows(const attnplat_cpu_plan *, int64_t) { return kBlockRows; }
 static int32_t few_rows_of(const attnplat_cpu_plan *) { return kFewRows; }
 
 static int64_t multiply(int64_t rounds) {

@@ -37,8 +37,8 @@ static int64_t scratch_of(const attnplat_cpu_plan *plan, const Task *task) {
   return arena.used;
 }
 
-static int32_t any_block_rows(const attnplat_cpu_plan *plan) {
-  return takes(plan) ? block_rows(plan) : rest.block_rows(plan);
+static int32_t any_block_rows(const attnplat_cpu_plan *plan, int64_t rows) {
+  return takes(plan) ? block_rows(plan, rows) : rest.block_rows(plan, rows);
 }
 
 static int32_t any_few_rows(const attnplat_cpu_plan *plan) {

@@ -108,7 +108,7 @@ static int64_t scratch_of(const attnplat_cpu_plan *plan, const Task *task) {
   return arena.used;
 }
 
-static int32_t block_rows(const attnplat_cpu_plan *) { return kBlockRows; }
+static int32_t block_rows(const attnplat_cpu_plan *, int64_t) { return kBlockRows; }
 static int32_t few_rows_of(const attnplat_cpu_plan *) { return kFewRows; }
 
 static uint64_t read_memory(const void *data, int64_t bytes) {

@@ -117,11 +117,8 @@ typedef struct attnplat_cpu_tensors {
   const float *k_scale;
   const float *v_scale;
   int64_t k_scale_head, v_scale_head;
-  /* One per token and kv head, beside k and v. */
-  const float *k_token_scale;
-  int64_t k_token_scale_block, k_token_scale_head, k_token_scale_token;
-  const float *v_token_scale;
-  int64_t v_token_scale_block, v_token_scale_head, v_token_scale_token;
+  /* Bytes from the start of a row to a float32 that scales it, too; 0: there is none. */
+  int64_t k_scale_at, v_scale_at;
   float scale;
   float logits_soft_cap; /* 0: none */
   float *partials;       /* [partial_floats] */

@@ -3,6 +3,10 @@
 
 using Half = uint16_t;
 
+struct Span {
+  int64_t from, to;
+};
+
 struct Buffers {
   Half *q;        // [rows, k_pad], or turned: [rows / 16, k_pad / 32, 512]
   Half *keys;     // turned: [tile / 16, k_pad / 32, 512]
@@ -11,6 +15,7 @@ struct Buffers {
   float *scores;  // [rows or 32, tile]
   float *block;   // [4, 16, 16]
   Half *weights;  // [32, tile]
+  Span *spans;    // [rows / 32]: keys that rows see
 };
 
 // Thirty-two elements from the d-th of a row of `size` on, 0 beyond its end.
@@ -20,6 +25,7 @@ static inline H::X take_halves(const char *row, int64_t d, int64_t size) {
     if (d + 32 <= size) return H::load(row + 2 * d);
     return H::load_part(row + 2 * d, size - d);
   } else {
+    if (d + 32 <= size) return H::template narrow<E>(row + d);
     return H::pack(V::template get_part<E>(row + d, size - d),
                    V::template get_part<E>(row + d + V::W, size - d - V::W));
   }
@@ -68,7 +74,8 @@ static inline bool weigh_row(Work &w, float *s, Half *weights, int64_t r) {
   }
   float *sum = w.sum + r * V::W;
   V::F total = V::load(sum);
-  Weigher<4> weigh(a.plain ? a.scale : 1.0f, w.most[r]);
+  // Weights are rounded to 2^-9 of themselves: a polynomial exact to 9e-5 is enough.
+  Weigher<3> weigh(a.plain ? a.scale : 1.0f, w.most[r]);
   for (int64_t j = w.from; j < w.to; j += 32) {
     V::F x = V::load(s + j), y = V::load(s + j + 16);
     x = weigh.fused ? weigh.quickly(x) : weigh.carefully(x);
@@ -84,11 +91,32 @@ static inline bool weigh_row(Work &w, float *s, Half *weights, int64_t r) {
   return true;
 }
 
+// Keys that come next, into the second-level cache. Where their block is of no use, nothing is
+// lost: a prefetch of any address is harmless.
+static inline void prefetch_keys(const Work &w, int64_t key, int64_t count, int64_t size) {
+  const attnplat_cpu_plan *p = w.plan;
+  const attnplat_cpu_tensors *t = w.tensors;
+  if (key + count > w.task->end || !p->block_table || p->block_size % 16 != 0) return;
+  int64_t first = p->first_block ? p->first_block[w.task->request] : 0;
+  for (int64_t n = 0; n < count; n += 16) {
+    int64_t column = (key + n) / p->block_size - first;
+    if (column < 0 || column >= p->table_width) return;
+    int64_t block = p->block_table[w.task->request * p->table_stride + column];
+    uintptr_t at = uintptr_t(t->k) + uintptr_t(size * (block * t->k_block +
+                                                       w.task->kv_head * t->k_head +
+                                                       (key + n) % p->block_size * t->k_token));
+    for (int64_t i = 0; i < 16; i++)
+      prefetch_row(reinterpret_cast<const char *>(at + uintptr_t(i * size * t->k_token)),
+                   w.k_size * size);
+  }
+}
+
 // Pairs of keys side by side.
 template <class E>
 static inline void pair_values(Work &w, const Buffers &b) {
   int64_t steps = w.tile_keys / 32;
   for (int64_t j = w.from; j < w.to; j += 2) {
+    if (j % 32 == 0) prefetch_keys(w, w.first_key + w.tile_keys + j, 32, E::bytes);
     const char *v0 = w.v_at[j], *v1 = w.v_at[j + 1];
     Half *to = b.values + j / 32 * 1024 + j % 32 * 16;
     for (int64_t d = 0; d < w.v_pad; d += 32, to += steps * 1024) {

@@ -16,6 +16,9 @@ struct H {
     __builtin_memcpy(&bits, &x, sizeof(bits));
     return bits;
   }
+  // Thirty-two codes as bfloat16, which holds them exactly.
+  template <class E>
+  static X narrow(const void *p);
   // sum + the products of a's and b's pairs, pair by pair.
   static V::F dot(V::F sum, X a, X b) {
     __m512bh x, y;
@@ -33,6 +36,44 @@ struct H {
   static X mix_low(X a, X b) { return _mm512_unpacklo_epi16(a, b); }
   static X mix_high(X a, X b) { return _mm512_unpackhi_epi16(a, b); }
 };
+
+template <>
+inline __m512i H::narrow<E4M3>(const void *p) {
+  __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
+  __m512i size = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
+  __m512i sign = _mm512_slli_epi16(_mm512_xor_si512(x, size), 8);
+  __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
+  // Subnormal codes n are n / 512; the permutation looks at the five lowest bits of each.
+  const __m512i small = _mm512_castsi128_si512(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00,
+                                                              0x3c20, 0x3c40, 0x3c60));
+  __mmask32 subnormal = _mm512_cmplt_epi16_mask(size, _mm512_set1_epi16(8));
+  __mmask32 nan = _mm512_cmpeq_epi16_mask(size, _mm512_set1_epi16(0x7f));
+  x = _mm512_mask_permutexvar_epi16(normal, subnormal, size, small);
+  x = _mm512_mask_blend_epi16(nan, x, _mm512_set1_epi16(0x7fc0));
+  return _mm512_or_si512(x, sign);
+}
+
+template <>
+inline __m512i H::narrow<E5M2>(const void *p) {
+  __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
+  __m512i size = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
+  __m512i sign = _mm512_slli_epi16(_mm512_xor_si512(x, size), 8);
+  __m512i bits = _mm512_slli_epi16(size, 5);
+  __m512i normal = _mm512_add_epi16(bits, _mm512_set1_epi16(112 << 7));
+  // Subnormal codes n are n / 65536.
+  const __m512i small =
+      _mm512_castsi128_si512(_mm_setr_epi16(0, 0x3780, 0x3800, 0x3840, 0, 0, 0, 0));
+  __mmask32 subnormal = _mm512_cmplt_epi16_mask(size, _mm512_set1_epi16(4));
+  __mmask32 odd = _mm512_cmpgt_epi16_mask(size, _mm512_set1_epi16(0x7b));  // infinity and NaN
+  x = _mm512_mask_permutexvar_epi16(normal, subnormal, size, small);
+  x = _mm512_mask_blend_epi16(odd, x, _mm512_or_si512(bits, _mm512_set1_epi16(0x7f80)));
+  return _mm512_or_si512(x, sign);
+}
+
+template <>
+inline __m512i H::narrow<INT8>(const void *p) {
+  return pack(V::get<INT8>(p), V::get<INT8>(static_cast<const char *>(p) + V::W));
+}
 
 // Eight registers of 16 rows by 64 bytes. In inline assembly, since compilers before GCC 13 take
 // the intrinsics for functions that touch no memory.

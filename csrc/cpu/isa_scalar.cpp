@@ -63,6 +63,13 @@ static double get(const void *at, int64_t n, int32_t encoding) {
   return code & 0x80 ? -size : size;
 }
 
+// The scale inside a row of codes that begins at the n-th byte.
+static float row_scale(const void *at, int64_t n, int64_t offset) {
+  float x;
+  __builtin_memcpy(&x, static_cast<const char *>(at) + n + offset, 4);
+  return x;
+}
+
 static void put(void *at, int64_t n, float x, int32_t encoding) {
   if (encoding == ATTNPLAT_F32)
     static_cast<float *>(at)[n] = x;
@@ -108,10 +115,7 @@ struct Row {
       s += get(t->q, q + d, plan->dtype) * get(t->k, k + d, plan->kv_encoding);
     s *= t->scale;
     if (t->k_scale) s *= t->k_scale[task->kv_head * t->k_scale_head];
-    if (t->k_token_scale)
-      s *= t->k_token_scale[block * t->k_token_scale_block +
-                            task->kv_head * t->k_token_scale_head +
-                            offset * t->k_token_scale_token];
+    if (t->k_scale_at) s *= row_scale(t->k, k, t->k_scale_at);
     if (t->logits_soft_cap > 0)
       s = t->logits_soft_cap * __builtin_tanh(s / t->logits_soft_cap);
     if (t->alibi_slopes)
@@ -126,10 +130,7 @@ struct Row {
     int64_t block, offset;
     find(key, &block, &offset);
     int64_t v = block * t->v_block + task->kv_head * t->v_head + offset * t->v_token;
-    if (t->v_token_scale)
-      weight *= t->v_token_scale[block * t->v_token_scale_block +
-                                 task->kv_head * t->v_token_scale_head +
-                                 offset * t->v_token_scale_token];
+    if (t->v_scale_at) weight *= row_scale(t->v, v, t->v_scale_at);
     for (int64_t d = 0; d < plan->v_head_size; d++)
       sums[d] += weight * get(t->v, v + d, plan->kv_encoding);
   }
@@ -280,7 +281,7 @@ static void fold_partials(const attnplat_cpu_plan *plan, const attnplat_cpu_tens
   }
 }
 
-static int32_t block_rows(const attnplat_cpu_plan *) { return 64; }
+static int32_t block_rows(const attnplat_cpu_plan *, int64_t) { return 64; }
 static int32_t few_rows(const attnplat_cpu_plan *) { return 0; }
 static int64_t scratch_bytes(const attnplat_cpu_plan *plan, const Task *task) {
   return Scratch::bytes(plan, task);

@@ -47,8 +47,9 @@ static constexpr int64_t partial_slot(int64_t rows, int64_t v_head_size) {
 
 struct Kernels {
   const char *name;
-  // Most rows of one task, and rows of a request up to which it counts as having few.
-  int32_t (*block_rows)(const attnplat_cpu_plan *plan);
+  // Most rows of one task of a request with `rows` of them, and up to how many it counts as having
+  // few.
+  int32_t (*block_rows)(const attnplat_cpu_plan *plan, int64_t rows);
   int32_t (*few_rows)(const attnplat_cpu_plan *plan);
   // Scratch that the task needs, 64-byte aligned.
   int64_t (*scratch_bytes)(const attnplat_cpu_plan *plan, const Task *task);

@@ -16,6 +16,10 @@ static inline void few_scores(const Work &w, const float *q, float *s) {
       k[n] = w.k_at[j + n];
       for (int r = 0; r < 4; r++) sums[r][n] = V::zero();
     }
+    for (int n = 0; n < Keys; n++) {
+      if (j + 16 + n < w.to) prefetch_row(w.k_at[j + 16 + n], w.k_size * E::bytes);
+      if (!w.plan->values_in_keys) prefetch_row(w.v_at[j + n], w.v_size * E::bytes);
+    }
     int64_t d = 0;
     for (; d < whole; d += V::W) {
       V::F x[Keys];

@@ -23,7 +23,6 @@ class Scheduler {
   Scheduler(const attnplat_cpu_plan *plan, attnplat_cpu_summary *summary)
       : plan_(plan), summary_(summary), kernels_(isa_kernels(plan->isa)) {
     group_ = plan->num_heads / plan->num_kv_heads;
-    block_ = std::max(kernels_->block_rows(plan), 1);
   }
 
   int32_t run() {
@@ -62,6 +61,7 @@ class Scheduler {
     int64_t rows = masks.query_len * group_;
     // With topk every query token has keys of its own.
     int64_t unit = plan_->topk ? group_ : rows;
+    block_ = std::max(kernels_->block_rows(plan_, unit), 1);
     int64_t tasks = rows / unit * ((unit + block_ - 1) / block_) * plan_->num_kv_heads;
     // A function of nothing but the request's own lengths and the layer's shape.
     int64_t pieces = std::max<int64_t>(1, kWantedTasks / tasks);
@@ -153,7 +153,7 @@ class Scheduler {
   const attnplat_cpu_plan *plan_;
   attnplat_cpu_summary *summary_;
   const Kernels *kernels_;
-  int64_t group_, block_;
+  int64_t group_, block_ = 1;
   std::vector<Task> tasks_;
 };
 

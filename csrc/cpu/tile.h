@@ -155,10 +155,15 @@ static inline void read_adjust(Work &w) {
   float k_scale = t->k_scale ? t->k_scale[w.task->kv_head * t->k_scale_head] : 1.0f;
   a.scale = t->scale * k_scale;
   a.cap = t->logits_soft_cap;
-  a.k_columns = t->k_token_scale ? w.k_columns : nullptr;
-  a.v_columns = t->v_token_scale ? w.v_columns : nullptr;
+  a.k_columns = t->k_scale_at ? w.k_columns : nullptr;
+  a.v_columns = t->v_scale_at ? w.v_columns : nullptr;
   // A negative scale would make the largest product the smallest logit.
   a.plain = a.cap == 0 && !t->alibi_slopes && !t->position_bias && !a.k_columns && a.scale > 0;
+}
+
+// A row, into the second-level cache.
+static inline void prefetch_row(const char *row, int64_t bytes) {
+  for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(row + n, 0, 2);
 }
 
 // Where the tile's keys and values are; those that no row sees are zeros and not read.
@@ -193,14 +198,8 @@ static inline void locate(Work &w) {
       }
       w.k_at[n] = k_block + offset * t->k_token * size;
       w.v_at[n] = v_block + offset * t->v_token * size;
-      if (t->k_token_scale)
-        w.k_columns[n] = t->k_token_scale[block * t->k_token_scale_block +
-                                          head * t->k_token_scale_head +
-                                          offset * t->k_token_scale_token];
-      if (t->v_token_scale)
-        w.v_columns[n] = t->v_token_scale[block * t->v_token_scale_block +
-                                          head * t->v_token_scale_head +
-                                          offset * t->v_token_scale_token];
+      if (t->k_scale_at) __builtin_memcpy(w.k_columns + n, w.k_at[n] + t->k_scale_at, 4);
+      if (t->v_scale_at) __builtin_memcpy(w.v_columns + n, w.v_at[n] + t->v_scale_at, 4);
     }
     if (++offset == block_size) {
       offset = 0;

@@ -152,6 +152,10 @@ struct H {
     }
     return x;
   }
+  template <class E>
+  static X narrow(const void *p) {
+    return pack(V::get<E>(p), V::get<E>(static_cast<const char *>(p) + V::W));
+  }
   static V::F dot(V::F sum, X a, X b) {
     for (int i = 0; i < 32; i++)
       sum[i / 2] = __builtin_fmaf(V::bf16_to_float(a[i]), V::bf16_to_float(b[i]), sum[i / 2]);

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from attnplat.backends.batch import Batch, PageTable
+from attnplat.backends.batch import Batch, BatchBounds, PageTable
 from attnplat.backends.formats.encodings import Encoding
 from attnplat.backends.formats.facts import FORMATS, format_of
 from attnplat.backends.formats.pages import Pages, PageShape
 from attnplat.backends.formats.rows import decode_rows, encode_rows
 from attnplat.backends.interface import AttentionImpl
 from attnplat.backends.kv_cache import KVCache, KVCacheSpec
+from attnplat.backends.workspace import Workspace
 from attnplat.config.layer import MlaConfig, SparseMlaConfig
 from attnplat.config.names import Dtype, Feature
 from attnplat.errors import ConfigError, PlanMismatchError, UnsupportedCallError
@@ -403,3 +404,25 @@ def test_scales_without_a_cache_or_of_values_inside_keys_are_refused() -> None:
 def test_sdpa_leaves_scales_apart_to_others() -> None:
     with pytest.raises(ConfigError, match=r"TORCH_SDPA stores .*; the cache's encoding is nvfp4"):
         IMPLS["TORCH_SDPA"].create(layer(head_size=32), "cpu", encoding="nvfp4")
+
+
+@pytest.mark.parametrize("name", IMPLS)
+def test_keys_that_come_with_the_call_are_taken_as_they_are(name: str) -> None:
+    step = small()
+    outs = []
+    for encoding in ("fp8_e4m3fn", "int4_th", "float32"):
+        impl = IMPLS[name].create(step.config, "cpu", encoding=encoding)
+        outs.append(impl.forward(impl.plan(step.batch), step.q, kv=step.packed()))
+    assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[2])
+
+
+@pytest.mark.parametrize("encoding", ["int8_th", "fp8_e4m3fn", "float32"])
+def test_a_workspace_of_the_advertised_size_does(encoding: str) -> None:
+    # The smallest heads, whose rows are longest for their elements.
+    step = small(head_size=1, v_head_size=2)
+    found = coded("TORCH_SDPA", encoding, step) if encoding != "float32" else None
+    impl = IMPLS["TORCH_SDPA"].create(step.config, "cpu", encoding=encoding)
+    bounds = BatchBounds(max_reqs=3, max_tokens=6, max_query_len=3, max_seq_len=33)
+    pages = found.pages if found else step.paged().pages
+    workspace = Workspace("cpu", impl.workspace_bytes(bounds))
+    impl.plan(step.batch, pages, workspace=workspace, bounds=bounds)

@@ -134,3 +134,43 @@ def test_paged_steps_give_the_logits_of_whole_sequences(name: str) -> None:
             found.append(row)
         new = [1] * len(ids)
     assert difference(torch.stack(found), known.expected[rows]) <= known.bound
+
+
+def test_sequences_packed_by_position_give_what_each_gives_alone() -> None:
+    known = yardstick("llama")
+    known.model.set_attn_implementation("attnplat")
+    ids = torch.cat(known.given.ids)[None]
+    positions = torch.cat([torch.arange(len(sequence)) for sequence in known.given.ids])[None]
+    with torch.inference_mode():
+        found = known.model(ids, position_ids=positions, use_cache=False).logits[0].double()
+    assert difference(found, known.expected) <= known.bound
+
+
+# Caches of transformers' own, each with its own idea of where keys lie.
+OWN_GENERATE: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gemma3": {},
+    "gpt_oss": {"cache_implementation": "static"},
+    "deepseek_v3": {"cache_implementation": "static"},
+    "t5": {},
+    "bart": {},
+}
+
+
+@pytest.mark.parametrize("name", OWN_GENERATE)
+def test_transformers_own_generate_gives_the_same_tokens(name: str) -> None:
+    model, given = yardstick(name).model, yardstick(name).given
+    side = FAMILIES[name].sides[0]
+    ids = torch.zeros(len(given.ids), max(map(len, given.ids)), dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, sequence in enumerate(given.ids):
+        place = slice(len(sequence)) if side == "right" else slice(-len(sequence), None)
+        ids[row, place], mask[row, place] = sequence, 1
+    options = dict(
+        attention_mask=mask, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    found = []
+    for implementation in ("eager", "attnplat"):
+        model.set_attn_implementation(implementation)
+        found.append(model.generate(ids, **options, **OWN_GENERATE[name]))
+    assert torch.equal(*found)

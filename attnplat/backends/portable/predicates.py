@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnplat.backends.formats.encodings import resolve_encoding
-from attnplat.backends.formats.facts import format_of
 from attnplat.config.names import PLAIN_KV_CACHE_DTYPES, Feature, KVCacheDtype, Role
 from attnplat.errors import ConfigError
 
@@ -54,6 +52,10 @@ def cannot_store_rows(config: Any, world: World) -> bool:
     word = config.kv_cache_dtype
     if word not in _SIZED_ROWS or not config.has_kv_cache:
         return False
+    # Here, because few layers ask, and every command would pay for the table of formats.
+    from attnplat.backends.formats.encodings import resolve_encoding
+    from attnplat.backends.formats.facts import format_of
+
     try:
         format = format_of(resolve_encoding(word, config.operation, world.device))
         format.check_size(config.head_size)
@@ -65,7 +67,7 @@ def cannot_store_rows(config: Any, world: World) -> bool:
 
 def scores_blocks(config: Any, world: World) -> bool:
     """The indexer ranks blocks of keys by MiniMax-M3's rule, which has no weights."""
-    return bool(config.model_type == "minimax_m3")
+    return getattr(config, "model_type", None) == "minimax_m3"
 
 
 def wants_split_indexer(config: Any, world: World) -> bool:

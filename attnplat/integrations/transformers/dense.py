@@ -64,19 +64,21 @@ def attend(kernels: Kernels, call: DenseCall) -> torch.Tensor:
         scaling=call.scaling,
         keywords=call.keywords,
         position_bias=bias is not None,
+        crosses=layout.crosses,
     )
     device = call.query.device
+    batch_size, num_queries, num_keys = call.sizes
     impl = kernels.impl(config, device)
-    rows = layout.row_index(device) if layout.has_padding else None
+    rows = layout.row_index(device)
+    keys = layout.key_index(batch_size * num_keys, device)
     out = impl.forward(
         _plan(impl, layout, device),
-        _flat(call.query) if rows is None else _flat(call.query)[rows],
-        kv=(_flat(call.key), _flat(call.value)),
+        flat(call.query, rows),
+        kv=(flat(call.key, keys), flat(call.value, keys)),
         sinks=call.keywords.s_aux,
         position_bias=bias,
         topk_indices=_topk(call, layout, rows),
     )
-    batch_size, num_queries, _ = call.sizes
     if rows is not None:
         padded = out.new_zeros(layout.num_rows, *out.shape[1:])
         padded[rows] = out
@@ -92,9 +94,12 @@ def _plan(impl: AttentionImpl, layout: Layout, device: torch.device) -> Plan:
     return plan
 
 
-def _flat(heads: torch.Tensor) -> torch.Tensor:
-    """[batch, heads, length, size] as [batch * length, heads, size]."""
-    rows = heads.transpose(1, 2).flatten(0, 1)
+def flat(heads: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
+    """[batch, heads, length, size] as rows [batch * length, heads, size], or those of `index`."""
+    rows = heads.transpose(1, 2)
+    if index is not None:
+        return rows[index // rows.shape[1], index % rows.shape[1]]
+    rows = rows.flatten(0, 1)
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 

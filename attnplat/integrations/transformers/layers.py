@@ -21,7 +21,7 @@ def layer_config(
     scaling: float | None,
     keywords: Keywords,
     position_bias: bool = False,
-    block_size: int | None = None,
+    crosses: bool = False,
 ) -> MhaConfig:
     """What the layer asks for.
 
@@ -32,7 +32,7 @@ def layer_config(
         scaling: multiplies QK^T; None for head_size ** -0.5.
         keywords: what else the call brought.
         position_bias: whether a bias table comes with the call.
-        block_size: tokens per cache block, where the user asked for one.
+        crosses: whether keys are other tokens than the queries', or fewer.
     """
     head_size, v_head_size = query.shape[-1], value.shape[-1]
     return MhaConfig(
@@ -42,8 +42,7 @@ def layer_config(
         num_heads=query.shape[1],
         num_kv_heads=key.shape[1],
         scale=None if scaling is None or scaling == head_size**-0.5 else float(scaling),
-        block_size=block_size,
-        attn_type=_attn_type(module, rules),
+        attn_type=_attn_type(module, rules, crosses),
         causal=rules.causal,
         sliding_window=rules.sliding_window,
         chunk_size=rules.chunk_size,
@@ -88,8 +87,10 @@ def with_window(rules: MaskRules, keywords: Keywords, longest: int) -> MaskRules
     )
 
 
-def _attn_type(module: nn.Module, rules: MaskRules) -> AttnType:
+def _attn_type(module: nn.Module, rules: MaskRules, crosses: bool) -> AttnType:
     if rules.causal or getattr(module, "is_causal", False):
         return AttnType.DECODER
-    crosses = getattr(module, "is_cross_attention", False) or getattr(module, "is_decoder", False)
-    return AttnType.ENCODER_DECODER if crosses else AttnType.ENCODER_ONLY
+    of_a_decoder = getattr(module, "is_cross_attention", False) or getattr(
+        module, "is_decoder", False
+    )
+    return AttnType.ENCODER_DECODER if crosses or of_a_decoder else AttnType.ENCODER_ONLY

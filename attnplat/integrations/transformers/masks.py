@@ -80,18 +80,23 @@ class Layout:
         return cls(rules, rows, keys, query_starts[-1], starts)
 
     @property
-    def has_padding(self) -> bool:
-        """Whether some rows belong to no request."""
-        return sum(end - first for first, end in self.rows) < self.num_rows
-
-    @property
     def longest(self) -> int:
         """Keys of the longest request."""
         return max((end - first for first, end in self.keys), default=0)
 
-    def row_index(self, device: torch.device) -> torch.Tensor:
-        """The rows that belong to requests, int64, in order."""
-        return torch.cat([torch.arange(a, b, device=device) for a, b in self.rows])
+    @property
+    def crosses(self) -> bool:
+        """Whether some request has not as many keys as queries."""
+        pairs = zip(self.rows, self.keys, strict=True)
+        return any(row[1] - row[0] != key[1] - key[0] for row, key in pairs)
+
+    def row_index(self, device: torch.device) -> torch.Tensor | None:
+        """The query rows that belong to requests, int64, in order; None for all."""
+        return _index(self.rows, self.num_rows, device)
+
+    def key_index(self, num_keys: int, device: torch.device) -> torch.Tensor | None:
+        """The keys that belong to requests out of `num_keys`, int64, in order; None for all."""
+        return _index(self.keys, num_keys, device)
 
     def per_row(self, values: Sequence[int], device: torch.device) -> torch.Tensor:
         """One of `values` (per request) for each row that belongs to one, int64."""
@@ -99,13 +104,18 @@ class Layout:
         return torch.tensor(values).repeat_interleave(counts).to(device)
 
     def batch(self, device: torch.device) -> Batch:
-        """The lengths of this call."""
+        """The lengths of this call, for queries and keys without padding."""
         return Batch.from_lengths(
             [end - first for first, end in self.rows],
             [end - first for first, end in self.keys],
             device=device,
-            kv_start_loc=[first for first, _ in self.keys],
         )
+
+
+def _index(spans: Sequence[Span], total: int, device: torch.device) -> torch.Tensor | None:
+    if sum(end - first for first, end in spans) == total:
+        return None
+    return torch.cat([torch.arange(first, end) for first, end in spans]).to(device)
 
 
 class StructuredMask(torch.Tensor):

@@ -28,7 +28,7 @@ from attnplat.backends.workspace import Workspace
 from attnplat.config.attention import AttentionConfig
 from attnplat.config.layer import MhaConfig
 from attnplat.errors import ConfigError, UnsupportedCallError
-from attnplat.integrations.transformers.dense import DenseCall
+from attnplat.integrations.transformers.dense import DenseCall, flat
 from attnplat.integrations.transformers.kernels import Kernels
 from attnplat.integrations.transformers.keywords import STEP
 from attnplat.integrations.transformers.layers import layer_config, own_rules
@@ -108,6 +108,10 @@ class Asked:
         Raises UnsupportedCallError for what a paged call cannot bring.
         """
         keywords = call.keywords
+        if call.query.shape[0] != 1:
+            raise UnsupportedCallError(
+                f"a paged step is packed into one row; the model was given {call.query.shape[0]}"
+            )
         for name in ("position_bias", "indices", "cu_seq_lens_q"):
             if getattr(keywords, name) is not None:
                 raise UnsupportedCallError(
@@ -202,9 +206,9 @@ class PagedStep:
             )
         out = state.impl.forward(
             self._plan(state.impl),
-            call.query[0].transpose(0, 1),
+            flat(call.query),
             self.caches[state.index],
-            kv=(call.key[0].transpose(0, 1), call.value[0].transpose(0, 1)),
+            kv=(flat(call.key), flat(call.value)),
             sinks=call.keywords.s_aux,
         )
         return out[None]

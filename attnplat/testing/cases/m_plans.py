@@ -171,7 +171,7 @@ def _(t: Terrain) -> Checks:
     yield Check(layers(scene), run, "fork")
 
 
-@M.case(8, "Between planning and running the number of threads may change")
+@M.case(8, "Between planning and running the number of threads may change", threaded=True)
 def _(t: Terrain) -> Checks:
     if t.device != "cpu":
         return

@@ -149,7 +149,7 @@ R.absent(
 )
 
 
-@R.case(12, "Any number of CPU threads")
+@R.case(12, "Any number of CPU threads", threaded=True)
 def _(t: Terrain) -> Checks:
     if t.device != "cpu":
         return

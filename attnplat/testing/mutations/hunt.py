@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from attnplat.testing.bench import Bench
+from attnplat.testing.bench import Bench, threads
 from attnplat.testing.case import Case
 from attnplat.testing.runner import Status, Suite
 from attnplat.testing.subject import Subject
@@ -64,14 +64,24 @@ class Hunt:
         self.grounds = grounds
         self.workers = workers or len(os.sched_getaffinity(0))
 
-    def warm(self, cases: Iterable[Case]) -> dict[str, str]:
-        """Build all checks and their truths by running the healthy subject; what it fails."""
+    def warm(self, cases: Sequence[Case]) -> dict[str, str]:
+        """Build all checks and their truths by running the healthy subject; what it fails.
+
+        Threads are only started in children: a process that has had some cannot be forked.
+        """
         bench, wrong = Bench(self.healthy), {}
-        for case in cases:
-            result = self.suite.run_case(case, bench, self.grounds)
-            if result.status == Status.FAILED:
-                wrong[case.id] = result.reason
-        return wrong
+        with threads(1):
+            for case in cases:
+                if case.threaded:
+                    for ground in self.grounds[:1]:
+                        self.suite.checks(case, ground)
+                    continue
+                result = self.suite.run_case(case, bench, self.grounds)
+                if result.status == Status.FAILED:
+                    wrong[case.id] = result.reason
+        threaded = [case for case in cases if case.threaded]
+        found = self.run([Prey("healthy", lambda subject: subject, threaded, all=True)])
+        return wrong | {name: "fails on several threads" for name in found["healthy"]}
 
     def run(
         self, preys: Iterable[Prey], told: Callable[[str, list[str]], None] | None = None

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-Change = Callable[[ast.AST], Iterator[ast.AST]]
 
 _NEIGHBOUR: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -24,7 +22,7 @@ _NEIGHBOUR: dict[type[ast.cmpop], type[ast.cmpop]] = {
 _OPPOSITE: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
+    ast.Mult: ast.Add,
     ast.FloorDiv: ast.Mod,
     ast.Mod: ast.FloorDiv,
     ast.BitAnd: ast.BitOr,
@@ -32,7 +30,7 @@ _OPPOSITE: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
-_OTHER = {"min": "max", "max": "min", "any": "all", "all": "any", "amax": "amin", "zeros": "ones"}
+_OTHER = {"min": "max", "max": "min", "any": "all", "all": "any", "amax": "amin"}
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def mutants(module: str, source: str) -> Iterator[Mutant]:
     tree = ast.parse(source)
     for function, node in functions(tree):
         count: dict[str, int] = {}
-        for target in list(expressions(node)):
-            for changed in changes(target):
+        for target, parent in list(expressions(node)):
+            for changed in changes(target, parent):
                 told = f"{ast.unparse(target)} -> {ast.unparse(changed)}"
                 count[told] = count.get(told, 0) + 1
                 more = f" ({count[told]})" if count[told] > 1 else ""
@@ -83,24 +81,32 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     yield from walk(tree, "")
 
 
-def expressions(node: ast.AST) -> Iterator[ast.AST]:
-    """Expressions that compute something, the outer ones first."""
+def expressions(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Expressions that compute something, with what they are part of; the outer ones first."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Raise | ast.Assert | ast.JoinedStr | ast.arguments):
             continue
-        if isinstance(child, ast.AnnAssign):
-            if child.value is not None:
-                yield child.value
-                yield from expressions(child.value)
+        if _called(child) == "isinstance" or isinstance(node, ast.AnnAssign) and child is node.annotation:
             continue
         if isinstance(node, ast.FunctionDef) and child is node.returns:
             continue
         if isinstance(child, ast.expr):
-            yield child
+            yield child, node
         yield from expressions(child)
 
 
-def changes(node: ast.AST) -> Iterator[ast.AST]:
+def _called(node: ast.AST) -> str:
+    """The last part of what is called; nothing for other expressions."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+_COUNTING = frozenset({"range", "arange", "min", "max", "clamp", "roll", "expand"})
+_ALWAYS = ast.BinOp | ast.Compare | ast.Slice
+
+
+def changes(node: ast.AST, parent: ast.AST) -> Iterator[ast.AST]:
     """The ways to get an expression slightly wrong."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in _NEIGHBOUR:
@@ -108,39 +114,34 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
         case ast.BinOp(op=op) if type(op) in _OPPOSITE:
             yield _with(node, op=_OPPOSITE[type(op)]())
             yield node.left
-            if not isinstance(op, ast.Sub | ast.Mod | ast.FloorDiv):
+            if isinstance(op, ast.Add | ast.BitAnd | ast.BitOr):
                 yield node.right
         case ast.BoolOp(op=op, values=[first, *rest]):
-            yield _with(node, op=ast.Or() if isinstance(op, ast.And) else ast.And())
             yield first
             yield rest[0] if len(rest) == 1 else _with(node, values=rest)
         case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub(), operand=operand):
             yield operand
-        case ast.Constant(value=bool()):
-            yield ast.Constant(not node.value)
-        case ast.Constant(value=int() as value) if abs(value) <= 8:
-            yield ast.Constant(value + 1)
+        case ast.Constant(value=int() as value) if not isinstance(value, bool):
+            counted = isinstance(parent, _ALWAYS) or _called(parent) in _COUNTING
+            if counted and abs(value) <= 8:
+                yield ast.Constant(value + 1)
         case ast.Call():
             yield from _calls(node)
-        case ast.IfExp(body=body, orelse=orelse):
-            yield body
-            yield orelse
 
 
 def _calls(node: ast.Call) -> Iterator[ast.AST]:
-    function = node.func
-    name = getattr(function, "attr", getattr(function, "id", ""))
+    name, function = _called(node), node.func
     if name in _OTHER:
-        other = copy.deepcopy(function)
+        other = copy.copy(function)
         setattr(other, "attr" if isinstance(function, ast.Attribute) else "id", _OTHER[name])
         yield _with(node, func=other)
     if name == "where" and len(node.args) == 3:
-        yield _with(node, args=[node.args[0], node.args[2], node.args[1]])
         yield node.args[1]
+        yield node.args[2]
     elif len(node.args) >= 2 and not any(isinstance(a, ast.Starred) for a in node.args[:2]):
         yield _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
-    if name in ("clamp", "clamp_", "contiguous", "abs", "floor", "round"):
-        yield function.value if isinstance(function, ast.Attribute) else node
+    if name in ("clamp", "clamp_", "abs", "round") and isinstance(function, ast.Attribute):
+        yield function.value
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:
