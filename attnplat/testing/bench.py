@@ -81,7 +81,7 @@ class Bench:
         kv = stage.kv
         if stage.how.write == "first" and stage.cache is not None:
             assert kv is not None
-            impl.write_kv(stage.cache, *kv, plan)
+            impl.write_kv(stage.cache, *kv, plan, **stage.scales)
             kv = None
         give = stage.lse if impl.form.lse else None
         ask = impl.form.lse and give is None

@@ -137,6 +137,8 @@ def request_of(
             q[row, head, dimension(rules, row, head // rules.group)] = query_part(rules)
     if rules.values_in_keys:
         k[..., : rules.v_head_size] = values
+        first, count = mark_dimensions(rules)
+        k[..., first : first + count] = 0
     return replace(request, q=q, k=k, v=None if rules.values_in_keys else values)
 
 
@@ -148,8 +150,20 @@ def mark(rules: Rules, request: Request, row: int, key: int) -> None:
 
 def dimension(rules: Rules, row: int, kv_head: int) -> int:
     """The dimension in which a row looks for its marks; absorbed values use the others."""
-    first = rules.v_head_size if rules.values_in_keys else 0
-    return first + (row + 5 * kv_head) % (rules.head_size - first)
+    first, count = mark_dimensions(rules)
+    return first + (row + 5 * kv_head) % count
+
+
+def mark_dimensions(rules: Rules) -> tuple[int, int]:
+    """The first dimension for marks, and how many there are.
+
+    Behind the values where those are the front of the key; a key that is all value gives its
+    first 16.
+    """
+    if not rules.values_in_keys:
+        return 0, rules.head_size
+    rest = rules.head_size - rules.v_head_size
+    return (rules.v_head_size, rest) if rest else (0, 16)
 
 
 def query_part(rules: Rules) -> float:

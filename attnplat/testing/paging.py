@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from attnplat.backends.batch import PageTable
+from attnplat.backends.formats.encodings import Encoding
 from attnplat.backends.interface import AttentionImpl
 from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec
 from attnplat.testing.scenes import Arrangement, Scene
@@ -188,15 +189,13 @@ class PagedMemory:
         """Fresh memory, all poison, in the format `impl` wants."""
         how = paging.how
         spec = impl.kv_cache_spec(how.block_size, how.layout)
-        sizes = {"k": spec.head_size, "v": spec.v_head_size}
-        if spec.values_in_keys:
-            del sizes["v"]
         made = {
-            name: plane(spec, paging.num_blocks, size, how, device) for name, size in sizes.items()
+            name: plane(spec, paging.num_blocks, width, how, device)
+            for name, width in spec.widths.items()
         }
-        views = {name: view for name, (_, view) in made.items()}
-        cache = KVCache(k=views["k"], v=views.get("v"), spec=spec)
-        return cls(cache, {n: (m, by_block(v, spec.layout)) for n, (m, v) in made.items()}, True)
+        cache = KVCache(spec=spec, **{name: view for name, (_, view) in made.items()})
+        planes = {n: (m, by_block(v, spec.layout)) for n, (m, v) in made.items()}
+        return cls(cache, planes, fresh=True)
 
     def fill(self, paging: Paging) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
         """Store the scene's tokens; (name, memory, what it must hold after the step)."""
@@ -217,8 +216,11 @@ class PagedMemory:
         self, paging: Paging, name: str, memory: torch.Tensor, view: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The memory with the scene's earlier tokens in it, and a copy with the new ones too."""
-        scene = paging.scene
-        rows = [scene.stored(r.k if name == "k" else _values(r)) for r in scene.requests]
+        scene, kind = paging.scene, name.removesuffix("_scales")
+        rows = [scene.rows(kind, request) for request in scene.requests]
+        width = self.cache.spec.widths[kind]
+        # Scales that a page keeps apart are the last bytes of a row.
+        rows = [r[..., width:] if name != kind else r[..., :width] for r in rows]
         _store(view, rows, paging, new=False)
         before = memory.clone()
         _store(view, rows, paging, new=True)
@@ -228,31 +230,34 @@ class PagedMemory:
 
 
 def plane(
-    spec: KVCacheSpec, num_blocks: int, size: int, how: Arrangement, device: torch.device
+    spec: KVCacheSpec, num_blocks: int, width: int, how: Arrangement, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One plane's memory and the layer's view of it, axes in the layout's order."""
     sizes = {"L": how.layers, "B": num_blocks, "H": spec.num_kv_heads, "N": spec.block_size}
     gap = GAP if how.spread else 0
     letters = spec.layout.value
-    shape = [sizes.get(letter, size + gap) for letter in letters]
+    shape = [sizes.get(letter, width + gap) for letter in letters]
     count = 1
     for n in shape:
         count *= n
-    poison = 0.0 if how.poison is None else how.poison
-    memory = torch.full((count + how.offset,), poison, dtype=spec.dtype, device=device)
+    memory = torch.full((count + how.offset,), _poison(spec, how), dtype=spec.dtype, device=device)
     pool = memory[how.offset :].view(shape)
-    return memory, pool.select(letters.index("L"), how.layers - 1)[..., :size]
+    return memory, pool.select(letters.index("L"), how.layers - 1)[..., :width]
+
+
+def _poison(spec: KVCacheSpec, how: Arrangement) -> float:
+    """What fills a plane: for coded rows, a byte that is NaN both as a code and in a scale."""
+    if how.poison is None:
+        return 0
+    if spec.is_plain:
+        return how.poison
+    return 0x80 if spec.encoding in (Encoding.FP8_E4M3FNUZ, Encoding.FP8_TH_FNUZ) else 0xFF
 
 
 def by_block(view: torch.Tensor, layout: KVCacheLayout) -> torch.Tensor:
     """A layer's view as [blocks, heads, tokens, elements]."""
     letters = layout.value.replace("L", "")
     return view.permute([letters.index(axis) for axis in "BHNC"])
-
-
-def _values(request: Request) -> torch.Tensor:
-    assert request.v is not None
-    return request.v
 
 
 def _store(view: torch.Tensor, rows: list[torch.Tensor], paging: Paging, *, new: bool) -> None:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding, resolve_encoding
+from attnplat.backends.formats.facts import format_of
+from attnplat.backends.formats.rows import decode_rows, encode_rows
 from attnplat.config.layer import LayerConfig, MhaConfig
 from attnplat.config.names import AttnType
 from attnplat.testing.truth import Answer, Request, Rules, Sight, attend, rules_of
@@ -32,6 +34,8 @@ class Scene:
         sinks, alibi_slopes: [num_heads], or None.
         note: what is special about it, for messages.
         encoding: the stored format where the config's word does not say it alone.
+        k_scale, v_scale: the cache's scales, float32 [1] or [num_kv_heads], for formats that
+            take the caller's.
     """
 
     config: LayerConfig
@@ -40,6 +44,8 @@ class Scene:
     alibi_slopes: torch.Tensor | None = None
     note: str = ""
     encoding: Encoding | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
     def __str__(self) -> str:
         lens = [(r.query_len, r.seq_len) for r in self.requests[:6]]
@@ -98,11 +104,29 @@ class Scene:
         word = self.config.kv_cache_dtype if self.config.has_kv_cache else None
         return resolve_encoding(word, self.config.operation, dtype=self.config.dtype)
 
-    def stored(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keys or values as numbers of the cache's dtype."""
+    def rows(self, name: str, request: Request) -> torch.Tensor:
+        """The request's `k` or `v` as its cache holds them: [seq_len, num_kv_heads, row]."""
+        tensor = request.k if name == "k" else request.v
+        assert tensor is not None
         encoding = self.stored_encoding
-        assert encoding in PLAIN_ENCODINGS
-        return tensor.to(getattr(torch, encoding.value))
+        if encoding in PLAIN_ENCODINGS:
+            return tensor.to(getattr(torch, encoding.value))
+        scale = self.k_scale if name == "k" else self.v_scale
+        return encode_rows(format_of(encoding), tensor, scale=scale)
+
+    def meant(self, name: str, request: Request) -> torch.Tensor:
+        """What those rows mean, float64 [seq_len, num_kv_heads, size]."""
+        rows, encoding = self.rows(name, request), self.stored_encoding
+        if encoding in PLAIN_ENCODINGS:
+            return rows.double()
+        rules = self.rules
+        return decode_rows(
+            format_of(encoding),
+            rows,
+            size=rules.head_size if name == "k" else rules.v_head_size,
+            scale=self.k_scale if name == "k" else self.v_scale,
+            dtype=torch.float64,
+        )
 
     @cached_property
     def memory(self) -> dict[Any, Any]:
@@ -123,10 +147,10 @@ class Scene:
         found = []
         for sight in self.sights:
             request = sight.request
-            k = self.stored(request.k).double()
+            k = self.meant("k", request)
             v = k[..., : sight.rules.v_head_size]
             if request.v is not None:
-                v = self.stored(request.v).double()
+                v = self.meant("v", request)
             found.append(attend(sight, k, v, sinks, slopes))
         return tuple(found)
 

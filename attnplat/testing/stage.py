@@ -90,6 +90,11 @@ class Stage:
     lse: torch.Tensor | None
     watches: list[Watch]
 
+    @property
+    def scales(self) -> dict[str, torch.Tensor]:
+        """The cache's scales, which writing takes, too."""
+        return {name: self.options[name] for name in ("k_scale", "v_scale") if name in self.options}
+
     def damage(self) -> str | None:
         """What a call has changed that it must not change, as a sentence."""
         for watch in self.watches:
@@ -296,6 +301,9 @@ def _options(scene: Scene, how: Arrangement, device: torch.device) -> dict[str, 
         found["sinks"] = scene.sinks.to(device)
     if scene.alibi_slopes is not None:
         found["alibi_slopes"] = scene.alibi_slopes.to(device)
+    for name in ("k_scale", "v_scale"):
+        if (scale := getattr(scene, name)) is not None:
+            found[name] = scale.to(device)
     if any(r.bias is not None for r in scene.requests):
         found["position_bias"] = _bias(scene, how).to(device)
     if (topk := scene.rules.topk) is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, TypeVar
 
+from attnplat.backends.formats.facts import format_of
 from attnplat.config.layer import (
     LayerConfig,
     MhaConfig,
@@ -25,6 +26,25 @@ DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
 HEAD_SIZES = (16, 32, 64, 128)
 BLOCK_SIZES = (16, 32, 64, 128)
 LAYOUTS = ("HND", "NHD")
+
+
+WORDS = {
+    "fp8_e4m3fn": "fp8_e4m3",
+    "fp8_e4m3fnuz": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+    "int8_th": "int8_per_token_head",
+    "fp8_th": "fp8_per_token_head",
+    "fp8_th_fnuz": "fp8_per_token_head",
+    "int4_th": "int4_per_token_head",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "mxfp8": "mxfp8",
+    "mla_fp8_656": "fp8_ds_mla",
+    "mla_fp8_584": "fp8_ds_mla",
+    "mla_fp8_528": "fp8_ds_mla",
+    "mla_nvfp4_352": "nvfp4_ds_mla",
+}
+"""What users call each coded format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +133,25 @@ class Terrain:
     def _needs(self, changes: dict[str, Any]) -> frozenset[Feature]:
         wanted = frozenset(changes.get("also_needs", ()))
         return wanted | {Feature.LSE} if self.lse else wanted
+
+    def coded(self, encoding: str, **changes: Any) -> LayerConfig:
+        """A layer whose cache is coded; of a size that the format stores."""
+        format = format_of(encoding)
+        word = WORDS.get(encoding, "auto")
+        if not format.latent:
+            size = max(self.head_size, format.size_multiple)
+            return self.layer(**{"head_size": size, "kv_cache_dtype": word, **changes})
+        assert format.size is not None
+        rope = format.rest_size
+        return self.latent(
+            **{
+                "head_size": format.size,
+                "kv_lora_rank": format.size - rope,
+                "qk_rope_head_dim": rope,
+                "kv_cache_dtype": word,
+                **changes,
+            }
+        )
 
     def pages(self, **changes: Any) -> Arrangement:
         """A plain paged arrangement, changed as asked."""

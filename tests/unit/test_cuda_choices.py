@@ -40,7 +40,7 @@ MULTI_HEAD = {
     ),
     "fp8 cache": (
         FP16.replace(kv_cache_dtype="fp8"),
-        "none FLASHINFER FLASH_ATTN FLASHINFER FLASHINFER",
+        "TORCH_SDPA FLASHINFER FLASH_ATTN FLASHINFER FLASHINFER",
     ),
     "sinks and window": (
         FP16.replace(head_size=64, sinks=True, sliding_window=WINDOW),
@@ -115,7 +115,7 @@ LATENT = {
     ),
     "DeepSeek-V3, fp8 cache": (
         MlaConfig(**DEEPSEEK, kv_cache_dtype="fp8"),
-        "none none FLASHMLA FLASHINFER_MLA TRITON_MLA",
+        "TORCH_SDPA TORCH_SDPA FLASHMLA FLASHINFER_MLA TRITON_MLA",
     ),
     "sizes that only Triton takes": (
         MlaConfig(

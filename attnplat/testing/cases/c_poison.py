@@ -6,6 +6,7 @@ from attnplat.backends.batch import BatchBounds
 from attnplat.backends.workspace import Workspace
 from attnplat.testing.bench import Bench, agrees, layers, same
 from attnplat.testing.case import CaseList, Check, Checks, Failed
+from attnplat.testing.cases.h_quantised import coded
 from attnplat.testing.guard import run_guarded
 from attnplat.testing.inputs import edges, normal, uniform
 from attnplat.testing.scenes import NAN, Arrangement, Scene
@@ -42,11 +43,14 @@ def _(t: Terrain) -> Checks:
         yield agrees(edges(normal(t.layer(), [1, 2, 33], [33, 47, 33])), how)
 
 
-@C.case(2, "Inf in keys and values past a sequence's end has no effect")
+@C.case(2, "Inf, or codes of NaN, past a sequence's end have no effect")
 def _(t: Terrain) -> Checks:
     for scene in _varied(t):
         yield agrees(scene, t.pages(poison=INF))
         yield agrees(scene, t.pages(poison=-INF))
+    # In a coded cache, what must not be read are bytes that are NaN in codes and scales.
+    for name in ("fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "int8_th", "nvfp4", "mxfp8"):
+        yield agrees(coded(t, name), t.pages(padding=2, write="fused"))
 
 
 @C.case(3, "NaN in padding rows of q, k and v has no effect and is not written to the cache")

@@ -7,6 +7,7 @@ import torch
 from attnplat.testing.bench import Bench, agrees, layers
 from attnplat.testing.case import CaseList, Check, Checks
 from attnplat.testing.cases.b_masked import parts_agree
+from attnplat.testing.cases.h_quantised import coded
 from attnplat.testing.inputs import LOUD, edges, needle, normal, uniform
 from attnplat.testing.scenes import Scene
 from attnplat.testing.serving import serve
@@ -59,6 +60,7 @@ def _(t: Terrain) -> Checks:
         yield agrees(normal(config, *lens, gain=6.0), t.pages())
     yield agrees(normal(t.encoder(logits_soft_cap=8.0), [30, 5], gain=6.0), t.pages())
     yield agrees(normal(t.cross(logits_soft_cap=8.0), *LENS, gain=6.0), t.pages())
+    yield agrees(coded(t, "int8_th", logits_soft_cap=8.0), t.pages())
 
 
 def _with_sinks(scene: Scene, *sinks: float) -> Scene:
@@ -95,7 +97,12 @@ def _(t: Terrain) -> Checks:
     yield agrees(normal(config, [6, 1, 3], [3, 2, 0]), t.pages())
 
 
-E.absent(9, "Sinks hold over quantised keys and values", "quantised caches: see H")
+@E.case(9, "Sinks hold over quantised keys and values")
+def _(t: Terrain) -> Checks:
+    for name in ("fp8_e4m3fn", "int8_th", "mla_fp8_656"):
+        scene = coded(t, name, k_scale=[0.5], v_scale=[2.0], sinks=True)
+        yield agrees(_with_sinks(scene, 64.0, 0.0), t.pages())
+        yield agrees(_with_sinks(scene, float("-inf"), 66.0), t.pages(write="fused"))
 
 
 @E.case(10, "A sink is neither scaled, nor capped, nor turned to base 2")

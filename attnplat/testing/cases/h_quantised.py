@@ -1,26 +1,29 @@
 """H: quantised keys, values and outputs.
 
-Bytes are checked against definitions written out here. That an implementation reads coded
-caches is asked of it as soon as one stores them; until then its encodings are plain, and what
-is asked of it is that it leaves the caller's tensors alone.
+Bytes are checked against definitions written out here. Implementations are asked to attend to
+what the bytes mean, and to write what the codec writes, in every format that they store.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from attnplat.backends.formats.encodings import PLAIN_ENCODINGS
+from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding
 from attnplat.backends.formats.facts import FORMATS, Format, format_of
 from attnplat.backends.formats.pages import PageShape
 from attnplat.testing.bench import Bench, agrees
 from attnplat.testing.bits import differing
 from attnplat.testing.case import CaseList, Checks, Failed
 from attnplat.testing.cases.codecs import check, decoded, encoded, expect, row
-from attnplat.testing.inputs import generator, normal
+from attnplat.testing.inputs import edges, generator, normal
+from attnplat.testing.scenes import Scene
 from attnplat.testing.terrain import Terrain
+from attnplat.testing.truth import Request
 
 H = CaseList("H", "quantised keys, values and outputs")
 
@@ -32,6 +35,35 @@ COMPUTED = tuple(f for f in CODED if not f.needs)
 def _size(format: Format) -> int:
     """A row size that the format stores."""
     return format.size or 64
+
+
+LENS = ([1, 3, 1, 18], [40, 20, 1, 18])
+
+
+def coded(
+    t: Terrain,
+    encoding: str,
+    *,
+    k_scale: Sequence[float] | None = None,
+    v_scale: Sequence[float] | None = None,
+    **changes: object,
+) -> Scene:
+    """A step whose cache is coded, its keys' edges marked; scales as given."""
+    format = format_of(encoding)
+    scales = [(None if s is None else torch.tensor(list(s))) for s in (k_scale, v_scale)]
+    if not format.needs:
+        scales = [None, None]
+    if format.latent:
+        scales[1] = None
+    scene = edges(normal(t.coded(encoding, **changes), *LENS))
+    return scene.replace(
+        encoding=Encoding(encoding), k_scale=scales[0], v_scale=scales[1], note=encoding
+    )
+
+
+def stored_by_layers() -> tuple[str, ...]:
+    """The coded formats that attention layers can have."""
+    return tuple(f.encoding.value for f in CODED if not f.keys_only)
 
 
 def minifloat(code: int, exponent_bits: int, mantissa_bits: int, bias: int) -> float:
@@ -73,6 +105,11 @@ def _(t: Terrain) -> Checks:
             expect(name, decoded(bench, name, codes, 1).flatten(), wanted)
 
     yield check("all codes of three formats", run)
+    for name in stored_by_layers():
+        scene = coded(t, name, k_scale=[1.0], v_scale=[1.0])
+        yield agrees(scene, t.pages())
+        for write in ("fused", "first"):
+            yield agrees(scene, t.pages(write=write, layout=t.layouts[-1], padding=3))
 
 
 @H.case(2, "A scale multiplies on reading and divides on writing, and is never ignored")
@@ -86,6 +123,10 @@ def _(t: Terrain) -> Checks:
             expect(name, decoded(bench, name, stored, 3, scale=scale), [8.0, -1.0, 96.0])
 
     yield check("a scale of 4", run)
+    for name in [*EIGHT_BIT, "nvfp4"]:
+        scene = coded(t, name, k_scale=[0.25], v_scale=[4.0])
+        for write in ("done", "fused", "first"):
+            yield agrees(scene, t.pages(write=write))
 
 
 @H.case(3, "A token of zeros has zeros for codes and decodes to zeros, no 0/0")
@@ -102,6 +143,19 @@ def _(t: Terrain) -> Checks:
                        torch.zeros(2, size))
 
     yield check("zeros in every format", run)
+    for name in stored_by_layers():
+        scene = coded(t, name)
+        requests = [_zeroed(request) for request in scene.requests]
+        yield agrees(scene.replace(requests=tuple(requests)), t.pages(write="fused"))
+
+
+def _zeroed(request: Request) -> Request:
+    """Every other key and value of the request 0."""
+    k, v = request.k.clone(), None if request.v is None else request.v.clone()
+    k[::2] = 0
+    if v is not None:
+        v[1::2] = 0
+    return replace(request, k=k, v=v)
 
 
 @H.case(4, "Values beyond the range saturate; encoding never makes NaN or infinity")
@@ -154,6 +208,14 @@ def _(t: Terrain) -> Checks:
             expect(f"{name}, scales divided", plain.cpu(), wanted.cpu())
 
     yield check("scales of three heads", run)
+    for name in EIGHT_BIT:
+        for heads in (4, 6):
+            scene = coded(
+                t, name, k_scale=[1.0, 0.25], v_scale=[0.5, 4.0], num_heads=heads,
+                per_head_quant_scales=True,
+            )  # fmt: skip
+            for write in ("done", "fused"):
+                yield agrees(scene, t.pages(write=write))
 
 
 @H.case(7, "Keys have the keys' scale and values the values'")
@@ -178,6 +240,8 @@ def _(t: Terrain) -> Checks:
             expect(f"values in {name}", read_v[1, 1].double().cpu(), torch.full((2, 8), 0.5))
 
     yield check("k_scale 4, v_scale 1/4", run)
+    for name in EIGHT_BIT:
+        yield agrees(coded(t, name, k_scale=[2.0], v_scale=[0.125]), t.pages(write="first"))
 
 
 @H.case(8, "int8 per token and head: no -128, ties to even, the greatest element exact")
@@ -237,6 +301,10 @@ def _(t: Terrain) -> Checks:
                 raise Failed(f"{format.encoding}: writing block 1 touched block 0")
 
     yield check("rows and blocks", run)
+    for name in ("int8_th", "fp8_th", "int4_th"):
+        scene = coded(t, name, head_size=t.head_size + 5)
+        for how in t.arrangements():
+            yield agrees(scene, how.replace(write="fused", layers=2))
 
 
 @H.case(10, "nvfp4: a block of zeros, the global scale, values of e2m1 exactly")
@@ -254,6 +322,9 @@ def _(t: Terrain) -> Checks:
         expect("nvfp4 without its global scale", decoded(bench, "nvfp4", stored, 48), flat)
 
     yield check("nvfp4", run)
+    scene = coded(t, "nvfp4", k_scale=[0.5], v_scale=[2.0])
+    long = normal(scene.config, [1, 2], [700, 530])
+    yield agrees(long.replace(encoding=Encoding.NVFP4, k_scale=scene.k_scale), t.pages())
 
 
 H.absent(
@@ -265,8 +336,8 @@ H.absent(
 
 @H.case(12, "Writing leaves the caller's keys and values as they are")
 def _(t: Terrain) -> Checks:
-    for config in (t.layer(), t.latent(), t.layer(kv_cache_dtype="float16")):
-        scene = normal(config, [1, 5], [20, 5])
+    scenes = [normal(config, [1, 5], [20, 5]) for config in (t.layer(), t.latent())]
+    for scene in [*scenes, coded(t, "fp8_e4m3fn", k_scale=[4.0], v_scale=[2.0])]:
         for write in ("fused", "first"):
             yield agrees(scene, t.pages(write=write))
 

@@ -10,6 +10,7 @@ from attnplat.config.layer import LayerConfig
 from attnplat.testing.bench import Bench, agrees, layers
 from attnplat.testing.case import CaseList, Check, Checks, Failed
 from attnplat.testing.cases.codecs import latent_rows
+from attnplat.testing.cases.h_quantised import coded
 from attnplat.testing.compare import CONTRACT
 from attnplat.testing.far import far_blocks
 from attnplat.testing.inputs import edges, generator, normal
@@ -136,6 +137,12 @@ def _(t: Terrain) -> Checks:
 @I.case(6, "Coded latent rows decode with the scale of each tile and the rope apart")
 def _(t: Terrain) -> Checks:
     yield from latent_rows()
+    for name in ("mla_fp8_656", "mla_fp8_584", "mla_fp8_528", "mla_nvfp4_352"):
+        scene = coded(t, name)
+        for how in t.arrangements():
+            yield agrees(scene, how.replace(write="fused"))
+        random = normal(scene.config, [1, 3], [20, 5])
+        yield agrees(random.replace(encoding=scene.encoding), t.pages())
 
 
 def _named(*rows: list[int]) -> torch.Tensor:
