@@ -91,7 +91,9 @@ class Work:
         return sum(self.seq_lens) * planes * self.head_size * getattr(torch, self.dtype).itemsize
 
 
-RAGGED = tuple(2048 + 128 * n for n in (-15, 9, -3, 14, 0, 5, -8, 2, -12, 11, 7, -6, 15, -10, 1, -10))
+RAGGED = tuple(
+    2048 + 128 * n for n in (-15, 9, -3, 14, 0, 5, -8, 2, -12, 11, 7, -6, 15, -10, 1, -10)
+)
 
 
 def works(dtype: str) -> Iterator[Work]:
@@ -315,7 +317,9 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--dtype", action="append", choices=("bfloat16", "float32", "float16"))

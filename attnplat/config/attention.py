@@ -208,7 +208,8 @@ class AttentionConfig:
             inner = getattr(self, f"flex_attn_{tile}")
             if outer is not None and inner is not None and outer % inner:
                 raise ConfigError(
-                    f"flex_attn_{block} is {outer}; it takes a multiple of flex_attn_{tile} ({inner})"
+                    f"flex_attn_{block} is {outer}; it takes a multiple of flex_attn_{tile} "
+                    f"({inner})"
                 )
 
     # What selection asks --------------------------------------------------------------

@@ -15,25 +15,44 @@ from attnplat.backends.checks import same_device
 from attnplat.backends.formats import rows
 from attnplat.backends.formats.encodings import Encoding, resolve_encoding
 from attnplat.backends.formats.pages import Pages
+from attnplat.backends.indexer import IndexerImpl
 from attnplat.backends.interface import AttentionImpl
 from attnplat.config.backend_names import parse_backend
-from attnplat.config.layer import LayerConfig
-from attnplat.config.names import Feature
+from attnplat.config.layer import IndexerConfig, LayerConfig
 from attnplat.errors import ConfigError, UnknownNameError
-from attnplat.ops import merge
+from attnplat.ops import merge, topk
+from attnplat.ops.cascade import Cascade
+from attnplat.ops.context_parallel import Shard, combine_shards
+from attnplat.ops.mla import MlaLayer, mla_attend
 from attnplat.platforms import platform_for
 from attnplat.platforms.world import World
 
 
 @dataclass(frozen=True)
 class Library:
-    """The functions beside the kernels that the suite runs, too: merging, and the codecs."""
+    """What is beside the kernels and that the suite runs, too: merging, splitting, codecs."""
 
     merge_states: Callable[..., tuple[torch.Tensor, torch.Tensor]] = merge.merge_states
     apply_sinks: Callable[..., tuple[torch.Tensor, torch.Tensor]] = merge.apply_sinks
     encode_rows: Callable[..., torch.Tensor] = rows.encode_rows
     decode_rows: Callable[..., torch.Tensor] = rows.decode_rows
     pages: type[Any] = Pages
+    combine_shards: Callable[..., tuple[torch.Tensor, torch.Tensor]] = combine_shards
+    shard: type[Any] = Shard
+    cascade: type[Any] = Cascade
+    mla_layer: type[Any] = MlaLayer
+    mla_attend: Callable[..., torch.Tensor] = mla_attend
+    physical_topk: Callable[..., torch.Tensor] = topk.physical_topk
+    shard_topk: Callable[..., tuple[torch.Tensor, torch.Tensor]] = topk.shard_topk
+    merge_topk: Callable[..., torch.Tensor] = topk.merge_topk
+
+
+class NoAttention(AttentionImpl):
+    """In the place of an implementation where a backend has none: it runs nothing."""
+
+    name = "NONE"
+    operations = frozenset()
+    features = frozenset()
 
 
 @dataclass(frozen=True)
@@ -42,8 +61,9 @@ class Subject:
 
     Attributes:
         name: what reports call it.
-        impl: the class.
+        impl: the class; one that runs nothing for a backend of indexers alone.
         device: where it runs.
+        indexer: its class for sparse indexers, or None.
         declared: its declarations, resolved for `world`, one an operation; none for a class
             that no catalog knows.
         world: the machine, as selection sees it.
@@ -53,6 +73,7 @@ class Subject:
     name: str
     impl: type[AttentionImpl]
     device: torch.device
+    indexer: type[IndexerImpl] | None = None
     declared: tuple[Backend, ...] = ()
     world: World | None = None
     library: Library = field(default_factory=Library)
@@ -63,15 +84,22 @@ class Subject:
 
     def refusal(self, config: LayerConfig, encoding: Encoding | None = None) -> str | None:
         """Why it says that it does not run such a layer, or None: then it must run it."""
-        impl = self.impl
-        if config.operation not in impl.operations:
-            return f"runs {', '.join(sorted(impl.operations))}, not {config.operation.value}"
-        if missing := config.needs - impl.features:
+        if isinstance(config, IndexerConfig):
+            if self.indexer is None:
+                return "has no indexer"
+            operations, features = frozenset({config.operation}), self.indexer.features
+            encodings = self.indexer.encodings
+        else:
+            operations, features = self.impl.operations, self.impl.features
+            encodings = self.impl.encodings
+        if config.operation not in operations:
+            return f"runs {', '.join(sorted(operations)) or 'no attention'}, not {config.operation}"
+        if missing := config.needs - features:
             return f"does not take {', '.join(sorted(missing))}"
         if encoding is None:
             word = config.kv_cache_dtype if config.has_kv_cache else None
             encoding = resolve_encoding(word, config.operation, dtype=config.dtype)
-        if encoding not in impl.encodings:
+        if encoding not in encodings:
             return f"does not store {encoding.value}"
         for backend in self.declared:
             if config.operation in backend.serves and self.world is not None:
@@ -104,10 +132,14 @@ def _catalogued(name: str, device: str) -> Subject:
     able = [b for b in found if b.loads is not None]
     if not able:
         raise ConfigError(f"{canonical} has no adapter yet, so there is nothing to check")
+    kinds = [backend.load() for backend in able]
+    attention = [kind for kind in kinds if issubclass(kind, AttentionImpl)]
+    indexers = [kind for kind in kinds if issubclass(kind, IndexerImpl)]
     return Subject(
         name=canonical,
-        impl=able[0].load(),
+        impl=attention[0] if attention else NoAttention,
         device=same_device(platform.torch_device),
+        indexer=indexers[0] if indexers else None,
         declared=tuple(b.resolve(world) for b in able),
         world=world,
     )
@@ -128,8 +160,3 @@ def _foreign(what: str | type[AttentionImpl], device: str) -> Subject:
     return Subject(
         name=what.__name__, impl=what, device=same_device(platform.torch_device)
     )
-
-
-def gives_lse(subject: Subject) -> bool:
-    """Whether calls may ask for the log-sum-exp."""
-    return Feature.LSE in subject.impl.features

@@ -40,11 +40,9 @@ WORDS = {
     "mxfp4": "mxfp4",
     "mxfp8": "mxfp8",
     "mla_fp8_656": "fp8_ds_mla",
-    "mla_fp8_584": "fp8_ds_mla",
-    "mla_fp8_528": "fp8_ds_mla",
     "mla_nvfp4_352": "nvfp4_ds_mla",
 }
-"""What users call each coded format."""
+"""What users call each coded format; those that have no word are given by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +174,8 @@ def terrains(subject: Subject, level: Level, seed: int) -> tuple[Terrain, ...]:
 
     Raises ConfigError for a subject that takes no plain layer of any dtype or size.
     """
+    if not subject.impl.operations:
+        return (Terrain(device=subject.device.type, level=level, seed=seed, lse=False),)
     found = [t for dtype in DTYPES if (t := _terrain(subject, dtype, level, seed)) is not None]
     if not found:
         raise ConfigError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
@@ -116,6 +118,21 @@ def test_one_line_per_kind_of_layer() -> None:
     lines = str(explain(model)).splitlines()
     assert len(lines) == 2 and all("-> TORCH_SDPA" in line for line in lines)
     assert "sliding_window" in lines[0] and "float32" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma2", "gpt_oss", "qwen3", "deepseek_v3", "deepseek_v32"]
+)
+def test_layers_are_explained_as_they_are_dispatched(name: str) -> None:
+    """What a config says beforehand is what the attention function is then asked for."""
+    function = register(f"attnplat_of_{name}")
+    model = build(name)
+    model.set_attn_implementation(f"attnplat_of_{name}")
+    said = {group.config for group, _ in explain(model).decisions}
+    with torch.inference_mode():
+        model(torch.arange(3, 12)[None], use_cache=False)
+    asked = {config for config, _ in function.kernels.selections}
+    assert {replace(c, label="", provenance=()) for c in said} == asked
 
 
 def test_a_device_that_is_not_here_can_be_asked_for() -> None:

@@ -255,7 +255,7 @@ def _topk(call: DenseCall, layout: Layout, rows: torch.Tensor | None) -> torch.T
         raise UnsupportedCallError(
             f"indices is {list(indices.shape)}; it takes [{batch_size}, {num_queries}, topk]"
         )
-    flat = indices.flatten(0, 1)
-    flat = flat if rows is None else flat[rows]
-    first = layout.per_row([key for _, key in layout.starts], flat.device)[:, None]
-    return torch.where(flat >= first, flat - first, -1).to(torch.int32)
+    named = indices.flatten(0, 1)
+    named = named if rows is None else named[rows]
+    first = layout.per_row([key for _, key in layout.starts], named.device)[:, None]
+    return torch.where(named >= first, named - first, -1).to(torch.int32)

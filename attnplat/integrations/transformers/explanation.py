@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from attnplat.config.attention import AttentionConfig
+from attnplat.config.layer import MhaConfig, MlaConfig
 from attnplat.integrations.transformers.kernels import platform_on
 from attnplat.models import LayerGroup, layer_groups
 from attnplat.platforms import current_platform
@@ -49,6 +50,9 @@ def explain(
 ) -> Explanation:
     """What each kind of layer would use. Nothing is run, and no weights are needed.
 
+    The layers are those that transformers hands to attention: latent ones arrive expanded, as
+    ordinary heads whose values are narrower than their keys.
+
     Args:
         model: a model, or its config.
         attention: the user's wishes; None for what the environment says.
@@ -62,8 +66,33 @@ def explain(
         dtype = str(model.dtype)
         model = model.config
     platform = platform or current_platform()
-    groups = layer_groups(model.to_dict(), dtype=dtype)
+    groups = [_as_dispatched(g) for g in layer_groups(model.to_dict(), dtype=dtype)]
     return Explanation(tuple((g, platform.select(g.config, attention)) for g in groups))
+
+
+def _as_dispatched(group: LayerGroup) -> LayerGroup:
+    """A group as its attention function is called: transformers expands latents before that."""
+    config = group.config
+    if not isinstance(config, MlaConfig) or config.v_head_size is None:
+        return group
+    head_size = (config.qk_nope_head_dim or 0) + (config.qk_rope_head_dim or 0)
+    expanded = MhaConfig(
+        head_size=head_size or config.head_size,
+        v_head_size=config.v_head_size,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_heads,
+        scale=config.scale,
+        attn_type=config.attn_type,
+        causal=config.causal,
+        sliding_window=config.sliding_window,
+        sinks=config.sinks,
+        topk=config.index_topk,
+        label=config.label,
+        provenance=config.provenance,
+    )
+    return replace(group, config=expanded)
 
 
 def reason(selection: Selection) -> str:

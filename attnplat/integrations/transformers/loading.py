@@ -269,12 +269,15 @@ def _save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
             continue  # tied to one that is there; the config says so
         seen.add(where)
         weights[name] = tensor.contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    save_file(weights, file, metadata={"format": "pt"})
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
+    # Safetensors closes its files to others; a cache may be shared.
+    file.chmod((folder / "config.json").stat().st_mode)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -277,12 +277,19 @@ class PagedModel:
     def allocate(self, num_blocks: int) -> None:
         """Give every layer a cache of `num_blocks` blocks; what an earlier one held is gone.
 
-        Raises ConfigError below 1.
+        Raises ConfigError below 1, or for more than memory holds.
         """
         if num_blocks < 1:
             raise ConfigError(f"num_blocks is {num_blocks}; it takes at least 1")
-        self._caches = {}
-        self._caches = _allocate(self._specs, num_blocks, self.device)
+        self._caches, self.num_blocks = {}, 0
+        try:
+            self._caches = _allocate(self._specs, num_blocks, self.device)
+        except (RuntimeError, TypeError) as error:  # out of memory; or past what a size can be
+            needed = num_blocks * self.bytes_per_block / 2**30
+            raise ConfigError(
+                f"num_blocks is {num_blocks}: a cache of {needed:.1f} GiB cannot be allocated on "
+                f"{self.device}; give fewer"
+            ) from error
         self.num_blocks = num_blocks
 
     @property

@@ -11,8 +11,8 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -101,8 +101,10 @@ class WeightCache:
 
     @contextmanager
     def _new_folder(self, key: str) -> Iterator[Path]:
+        # Not tempfile's: those are closed to the other users of a shared cache.
+        folder = self.folder / f".{key}-{secrets.token_hex(8)}"
         with self._explained():
-            folder = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=self.folder))
+            folder.mkdir()
         try:
             yield folder
         finally:

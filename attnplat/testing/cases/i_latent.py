@@ -10,7 +10,9 @@ from attnplat.config.layer import LayerConfig
 from attnplat.testing.bench import Bench, agrees, layers
 from attnplat.testing.case import CaseList, Check, Checks, Failed
 from attnplat.testing.cases.codecs import latent_rows
+from attnplat.testing.cases.composites import latent_layer, ranked_choices, slots_of_choices
 from attnplat.testing.cases.h_quantised import coded
+from attnplat.testing.cases.indexers import indexed
 from attnplat.testing.compare import CONTRACT
 from attnplat.testing.far import far_blocks
 from attnplat.testing.inputs import edges, generator, normal
@@ -21,7 +23,7 @@ from attnplat.testing.truth import Request
 I = CaseList("I", "latent and sparse attention")  # noqa: E741 - the kind's letter in the contract
 
 LENS = ([1, 4, 20, 2], [40, 37, 20, 3])
-NO_INDEXER = "deferred: no indexer implementation is here yet"
+INDEX_ENCODINGS = ("bfloat16", "index_fp8_132", "index_mxfp4_68")
 
 
 @I.case(1, "Absorbed and expanded attention agree; the scale is that of the expanded head")
@@ -56,6 +58,8 @@ def _(t: Terrain) -> Checks:
             raise Failed(f"absorbed and expanded attention differ by {off:.1e}")
 
     yield Check(layers(absorbed, plain), run, "absorbed against expanded")
+    for decode in (0, 1, 99):
+        yield latent_layer(t, [1, 4, 9], [20, 33, 9], decode_query_len=decode, chunk=64)
 
 
 def _dtype(config: LayerConfig) -> torch.dtype:
@@ -126,6 +130,7 @@ def _slice(whole: Scene, keys: object, causal: bool | None) -> Scene:
 def _(t: Terrain) -> Checks:
     for chunk in (16, 64, 7):
         yield _chunked(t, [3, 5, 2], [40, 5, 34], chunk)
+        yield latent_layer(t, [3, 5, 2, 1], [40, 5, 34, 7], decode_query_len=0, chunk=chunk)
 
 
 @I.case(5, "Any number of heads shares the one latent row", every_dtype=True)
@@ -196,11 +201,26 @@ def _(t: Terrain) -> Checks:
         scene = edges(normal(config, *LENS))
         for how in t.arrangements(4):
             yield agrees(scene, how.replace(spread=True, layers=2))
+        yield slots_of_choices(t, scene)
 
 
-I.absent(11, "Indexer logits: ReLU, weights, limits per row; ties give any valid set", NO_INDEXER)
-I.absent(12, "NaN scores are never chosen; rows short of k are filled with -1", NO_INDEXER)
-I.absent(13, "The stale tail of an over-allocated index cache is not scored", NO_INDEXER)
+@I.case(11, "Indexer logits: ReLU, weights, each row's own end; ties give any valid choice")
+def _(t: Terrain) -> Checks:
+    for encoding in INDEX_ENCODINGS:
+        yield indexed(t, encoding, [1, 4, 9], [40, 33, 9])
+    yield indexed(t, "index_fp8_132", [2, 3], [20, 5], ties=True)
+
+
+@I.case(12, "NaN scores are never chosen; rows short of k are filled with -1")
+def _(t: Terrain) -> Checks:
+    yield indexed(t, "bfloat16", [1, 3], [40, 33], spoilt=True)
+    yield indexed(t, "bfloat16", [1, 2, 4], [3, 2, 9])
+
+
+@I.case(13, "The stale tail of an over-allocated index cache is not scored")
+def _(t: Terrain) -> Checks:
+    for encoding in INDEX_ENCODINGS:
+        yield indexed(t, encoding, [1, 2], [17, 35], spare=4)
 
 
 @I.case(14, "Layers that skip the indexer share another's indices and plan")
@@ -223,6 +243,7 @@ def _(t: Terrain) -> Checks:
 
 @I.case(15, "Chosen keys split over ranks and merged are all the chosen keys")
 def _(t: Terrain) -> Checks:
+    yield ranked_choices(t)
     if t.lse:
         for config in (t.sparse(causal=False), t.layer(topk=6, causal=False)):
             yield _ranked(t, normal(config, [1, 2], [40, 21]))

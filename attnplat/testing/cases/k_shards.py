@@ -12,6 +12,7 @@ import torch
 
 from attnplat.testing.bench import Bench, Outcome, agrees, layers
 from attnplat.testing.case import CaseList, Check, Checks, Failed
+from attnplat.testing.cases.composites import cascaded, local_lengths
 from attnplat.testing.inputs import normal
 from attnplat.testing.scenes import Scene
 from attnplat.testing.terrain import Terrain
@@ -19,11 +20,9 @@ from attnplat.testing.truth import Request
 
 K = CaseList("K", "shards, shared prefixes, split prompts")
 
-K.absent(
-    1,
-    "The local length of every rank, interleave and length is right",
-    "deferred: the library has no function for it yet (context parallelism)",
-)
+@K.case(1, "The local length of every rank, interleave and length is right")
+def _(t: Terrain) -> Checks:
+    yield Check((), local_lengths, "Shard")
 
 
 def shard(whole: Scene, rank: int, size: int, interleave: int) -> Scene:
@@ -46,7 +45,7 @@ def shard(whole: Scene, rank: int, size: int, interleave: int) -> Scene:
 def _merged(bench: Bench, whole: Scene, parts: list[Outcome]) -> None:
     """Fail unless the parts, row by row, merge to the whole."""
     lses = [part.lse for part in parts if part.lse is not None]
-    out, lse = bench.subject.library.merge_states([part.out for part in parts], lses)
+    out, lse = bench.subject.library.combine_shards([part.out for part in parts], lses)
     bench.judge(whole, replace(parts[0], out=out, lse=lse))
 
 
@@ -89,10 +88,9 @@ def _(t: Terrain) -> Checks:
             yield _combines(t, normal(config, [1, 3], [90, 41], gain=2.0), 4, 8)
 
 
-def _cascade(t: Terrain, prefix: int) -> Check:
-    """A prefix that all requests share, once for all rows, then each one's own rest."""
-    lens = ([1, 3, 2], [40, 37, 33])
-    whole = normal(t.layer(), *lens)
+def _sharing(t: Terrain, prefix: int, **changes: object) -> Scene:
+    """Requests whose first `prefix` keys are the same."""
+    whole = normal(t.layer(**changes), [1, 3, 2], [40, 37, 33])
     first = whole.requests[0]
     requests = []
     for request in whole.requests:
@@ -100,7 +98,13 @@ def _cascade(t: Terrain, prefix: int) -> Check:
         k = torch.cat([first.k[:prefix], request.k[prefix:]])
         v = torch.cat([first.v[:prefix], request.v[prefix:]])
         requests.append(replace(request, k=k, v=v))
-    whole = whole.replace(requests=tuple(requests), note=f"shared prefix of {prefix}")
+    return whole.replace(requests=tuple(requests), note=f"shared prefix of {prefix}")
+
+
+def _cascade(t: Terrain, prefix: int) -> Check:
+    """A prefix that all requests share, once for all rows, then each one's own rest."""
+    whole = _sharing(t, prefix)
+    requests, first = whole.requests, whole.requests[0]
     assert first.v is not None
     all_rows = Request(
         q=torch.cat([r.q for r in requests]), k=first.k[:prefix], v=first.v[:prefix]
@@ -125,6 +129,16 @@ def _(t: Terrain) -> Checks:
     if t.lse:
         for prefix in (0, 1, 16, 30):
             yield _cascade(t, prefix)
+        size = t.block_size
+        counts = [-(-n // size) for n in (40, 37, 33)]
+        for changes in ({}, {"sinks": True}):
+            for shared in (0, 1, 30 // size):
+                own = iter(range(shared, shared + sum(counts)))
+                blocks = tuple(
+                    (*range(shared), *(next(own) for _ in range(count - shared))) for count in counts
+                )
+                whole = _sharing(t, shared * size, **changes)
+                yield cascaded(t, whole, blocks, shared * size)
 
 
 @K.case(7, "A prompt's rows split in two calls are the prompt's rows")

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from attnplat.backends.indexer import IndexerImpl
 from attnplat.backends.interface import AttentionImpl
+from attnplat.backends.portable.reference_indexer import ReferenceIndexerImpl
 from attnplat.testing.mutations.specimen import Specimen
 from attnplat.testing.subject import Library, Subject
 
@@ -38,8 +40,16 @@ class BugList:
         def plant(subject: Subject) -> Subject:
             return subject.replace(name=wrong.__name__, impl=wrong)
 
-        words = re.sub(r"(?<!^)(?=[A-Z0-9])", " ", wrong.__name__).lower()
-        self._add(words, wrong.__doc__, plant)
+        self._add(_words(wrong), wrong.__doc__, plant)
+        return wrong
+
+    def indexer(self, wrong: type[IndexerImpl]) -> type[IndexerImpl]:
+        """Decorates an indexer that is wrong; its docstring says how."""
+
+        def plant(subject: Subject) -> Subject:
+            return subject.replace(name=wrong.__name__, indexer=wrong)
+
+        self._add(_words(wrong), wrong.__doc__, plant)
         return wrong
 
     def library(self, wrong: Callable[[Library], Library]) -> Callable[[Library], Library]:
@@ -57,6 +67,18 @@ class BugList:
         self.bugs.append(Bug(name, what.split("\n")[0], plant))
 
 
+def _words(kind: type) -> str:
+    """`WindowLeftWide` as `window left wide`, numbers whole."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?=[0-9])", " ", kind.__name__).lower()
+
+
 def healthy(subject: Subject) -> Subject:
     """The subject that bugs are planted in: the specimen, in the subject's place."""
-    return replace(subject, name=Specimen.name, impl=Specimen, declared=())
+    return replace(
+        subject,
+        name=Specimen.name,
+        impl=Specimen,
+        indexer=ReferenceIndexerImpl,
+        declared=(),
+        library=Library(),
+    )

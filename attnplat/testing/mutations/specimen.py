@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attnplat.backends.batch import Batch, HostLengths, PageTable
+from attnplat.backends.formats.facts import FORMATS
 from attnplat.backends.interface import AttentionImpl
 from attnplat.backends.plan import Call, Plan, Schedule
 from attnplat.backends.portable.features import PORTABLE_OPERATIONS, REFERENCE_FEATURES
@@ -66,6 +67,7 @@ class Specimen(AttentionImpl):
     name = "SPECIMEN"
     operations = PORTABLE_OPERATIONS
     features = REFERENCE_FEATURES
+    encodings = frozenset(name for name, format in FORMATS.items() if not format.keys_only)
     needs_host_lengths = True
     tile = 128
 
@@ -199,9 +201,14 @@ class Specimen(AttentionImpl):
             start = plan.batch.kv_starts(plan.lengths)[rows.number]
             return call.k[start + j], call.v[start + j]
         assert call.cache is not None
-        k, v = call.cache.pages()
         block, offset = self.where(plan.pages, rows.number, j)
-        return k[block, :, offset], v[block, :, offset]
+        return call.cache.read(
+            block,
+            offset,
+            dtype=None if call.cache.spec.is_plain else self.wide,
+            k_scale=call.k_scale,
+            v_scale=call.v_scale,
+        )
 
     def where(self, pages: PageTable, request: int, j: Tensor) -> tuple[Tensor, Tensor]:
         """Physical block and offset of positions."""

@@ -10,6 +10,7 @@ weight of 0 there; slots that no row sees may hold anything.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -17,13 +18,15 @@ import torch
 
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
 from attnplat.backends.formats.encodings import Encoding
+from attnplat.backends.formats.facts import ScalePlace, format_of
 from attnplat.backends.interface import AttentionImpl
+from attnplat.backends.kv_cache import KVCacheLayout, KVCacheSpec
 from attnplat.backends.plan import Call, Plan, Schedule
 from attnplat.backends.workspace import ALIGNMENT, Workspace
 from attnplat.config.env import read_env
 from attnplat.config.layer import LayerConfig
 from attnplat.config.names import Feature, Operation
-from attnplat.errors import ConfigError, PackageError, PlanMismatchError, WorkspaceTooSmallError
+from attnplat.errors import ConfigError, PackageError, PlanMismatchError
 from attnplat.platforms.cpu.kernels import library
 from attnplat.platforms.cpu.kernels.library import (
     ABI,
@@ -33,8 +36,15 @@ from attnplat.platforms.cpu.kernels.library import (
     Library,
     PlanStruct,
     Tasks,
-    TensorsStruct,
+    Tensors,
 )
+
+_AXES: dict[KVCacheLayout, tuple[int, int, int | None]] = {
+    layout: (order.index("B"), order.index("H"), order.index("N"))
+    for layout in KVCacheLayout
+    for order in [layout.of_one_layer]
+}
+"""Where block, head and token are among the dimensions of one layer's view."""
 
 MOST_PARTIALS = 4 << 20
 """Floats of partial results that a schedule makes at most."""
@@ -56,6 +66,7 @@ FEATURES: frozenset[Feature] = frozenset(
         Feature.RSWA,
         Feature.TOPK,
         Feature.V_HEAD_SIZE,
+        Feature.PER_HEAD_QUANT_SCALES,
         Feature.LSE,
         Feature.DETERMINISTIC,
         Feature.BATCH_INVARIANCE,
@@ -74,7 +85,6 @@ class CpuSchedule(Schedule):
         tasks: the work, in pieces.
         kept: the tensors that `struct` points into.
         scratch: room for partial results, or None where there are none.
-        per_request_bias: whether a position bias of one request per row is meant.
     """
 
     struct: PlanStruct
@@ -94,7 +104,15 @@ class CpuAttnImpl(AttentionImpl):
     operations = frozenset({Operation.MHA})
     features = FEATURES
     encodings: ClassVar[frozenset[Encoding]] = frozenset(
-        {Encoding.FLOAT32, Encoding.BFLOAT16, Encoding.FLOAT16}
+        {
+            Encoding.FLOAT32,
+            Encoding.BFLOAT16,
+            Encoding.FLOAT16,
+            Encoding.FP8_E4M3FN,
+            Encoding.FP8_E5M2,
+            Encoding.FP8_TH,
+            Encoding.INT8_TH,
+        }
     )
     block_size = 128
     needs_host_lengths = True
@@ -116,6 +134,8 @@ class CpuAttnImpl(AttentionImpl):
             )
         self.library, self._isa = _load(isa)
         self._base = self._plan_base()
+        self._scales_at = self._scale_offsets()
+        self._specs: dict[tuple[int | None, KVCacheLayout | str | None], KVCacheSpec] = {}
 
     @classmethod
     def create(
@@ -140,12 +160,29 @@ class CpuAttnImpl(AttentionImpl):
 
     def workspace_bytes(self, bounds: BatchBounds) -> int:
         """Room for partial results: 16 MiB, less where rows are few and short."""
-        rows = min(bounds.max_query_len * self.form.group_size, 256)
+        rows = min(bounds.max_query_len * self.form.group_size, 512)
         slots = (bounds.max_seq_len // 512 + 2) * bounds.max_reqs * self.form.num_kv_heads
         floats = slots * (rows * (self.form.v_head_size + 2) + 15)
         return 4 * min(floats, MOST_PARTIALS) + ALIGNMENT
 
+    def kv_cache_spec(
+        self, block_size: int | None = None, layout: KVCacheLayout | str | None = None
+    ) -> KVCacheSpec:
+        """As the base has it; what was answered once is remembered, as every call asks."""
+        known = self._specs.get((block_size, layout))
+        if known is None:
+            known = self._specs[block_size, layout] = super().kv_cache_spec(block_size, layout)
+        return known
+
     # A step ---------------------------------------------------------------------------------
+
+    def _scale_offsets(self) -> tuple[int, int]:
+        """Where in a row of keys and of values its scale is; 0 for formats that have none."""
+        format, form = format_of(self.encoding), self.form
+        if format.scale is None or format.scale.place is not ScalePlace.CODES:
+            return 0, 0
+        k = format.code_bytes(form.head_size)
+        return k, k if form.values_in_keys else format.code_bytes(form.v_head_size)
 
     def _plan_base(self) -> dict[str, Any]:
         """What every plan of the layer has in common."""
@@ -177,7 +214,7 @@ class CpuAttnImpl(AttentionImpl):
         workspace: Workspace | None,
     ) -> CpuSchedule:
         assert lengths is not None
-        struct = PlanStruct(size=ctypes_size(PlanStruct), **self._base)
+        struct = PlanStruct(size=ctypes.sizeof(PlanStruct), **self._base)
         kept: list[torch.Tensor] = []
 
         def point(name: str, tensor: torch.Tensor | None) -> None:
@@ -225,57 +262,70 @@ class CpuAttnImpl(AttentionImpl):
         assert isinstance(schedule, CpuSchedule)
         if schedule.tasks.summary.num_tasks == 0:
             return
-        tensors, kept = self._tensors(call)
+        kept: list[torch.Tensor] = []
+        tensors = self._tensors(call, kept)
         if schedule.scratch is None:
             self._run(schedule, tensors)
         else:
             with schedule.scratch.borrowed():
                 piece = schedule.scratch.take(4 * schedule.tasks.summary.partial_floats)
-                tensors.partials = piece.data_ptr()
-                self._run(schedule, tensors)
-        del kept
+                self._run(schedule, tensors._replace(partials=piece.data_ptr()))
 
-    def _run(self, schedule: CpuSchedule, tensors: TensorsStruct) -> None:
+    def _run(self, schedule: CpuSchedule, tensors: Tensors) -> None:
         try:
             self.library.attend(schedule.struct, tensors, schedule.tasks, torch.get_num_threads())
         except KernelError as error:
-            raise WorkspaceTooSmallError(f"{self.name} could not run: {error}") from error
+            raise MemoryError(f"{self.name} could not run: {error}") from error
 
-    def _tensors(self, call: Call) -> tuple[TensorsStruct, list[torch.Tensor]]:
-        """The call as the library reads it, and tensors made for it, to be kept alive."""
-        form, kept = self.form, []
-        t = TensorsStruct(size=ctypes_size(TensorsStruct), version=ABI, scale=form.scale)
-        t.q, (t.q_token, t.q_head, _) = call.q.data_ptr(), call.q.stride()
-        t.out, (t.out_token, t.out_head, _) = call.out.data_ptr(), call.out.stride()
-        if call.cache is not None:
-            k, v = call.cache.pages()
-            t.k_block, t.k_head, t.k_token, _ = k.stride()
-            t.v_block, t.v_head, t.v_token, _ = v.stride()
-        else:
-            assert call.k is not None and call.v is not None
+    def _tensors(self, call: Call, kept: list[torch.Tensor]) -> Tensors:
+        """The call as the library reads it; tensors made for it are put into `kept`."""
+        q, out, lse, form = call.q, call.out, call.lse, self.form
+        q_token, q_head, _ = q.stride()
+        out_token, out_head, _ = out.stride()
+        lse_token, lse_head = (0, 0) if lse is None else lse.stride()
+        bias, bias_strides = _position_bias(call.position_bias, kept)
+        topk, topk_stride, topk_count = _topk(call.topk_indices, kept)
+        v_scale = call.k_scale if form.values_in_keys else call.v_scale
+        return Tensors(
+            *(q.data_ptr(), q_token, q_head),
+            *self._planes(call),
+            *(out.data_ptr(), out_token, out_head),
+            *(0 if lse is None else lse.data_ptr(), lse_token, lse_head),
+            _address(call.sinks, kept),
+            _address(call.alibi_slopes, kept),
+            *(bias, *bias_strides),
+            *(topk, topk_stride, topk_count),
+            _address(call.k_scale, kept),
+            _address(v_scale, kept),
+            _head_stride(call.k_scale),
+            _head_stride(v_scale),
+            *self._scales_at,
+            form.scale,
+            form.logits_soft_cap or 0.0,
+            0,
+        )
+
+    def _planes(self, call: Call) -> tuple[int, int, int, int, int, int, int, int]:
+        """Address and strides (block, head, token) of keys, then of values."""
+        if call.cache is None:
             k, v = call.k, call.v
-            t.k_block, t.k_head, _ = k.stride()
-            t.v_block, t.v_head, _ = v.stride()
-        t.k, t.v = k.data_ptr(), v.data_ptr()
-        if call.lse is not None:
-            t.lse, (t.lse_token, t.lse_head) = call.lse.data_ptr(), call.lse.stride()
-        t.logits_soft_cap = form.logits_soft_cap or 0.0
-        for name in ("sinks", "alibi_slopes"):
-            if (given := getattr(call, name)) is not None:
-                kept.append(given.float().contiguous())
-                setattr(t, name, kept[-1].data_ptr())
-        if call.topk_indices is not None:
-            indices = _rows_in_one_piece(call.topk_indices)
-            kept.append(indices)
-            t.topk_indices, t.topk_count = indices.data_ptr(), indices.shape[1]
-            t.topk_stride = indices.stride(0)
-        if call.position_bias is not None:
-            bias = _rows_in_one_piece(call.position_bias.float())
-            kept.append(bias)
-            *request, t.bias_head, t.bias_query, _ = bias.stride()
-            t.bias_request = request[0] if request else 0
-            t.position_bias = bias.data_ptr()
-        return t, kept
+            assert k is not None and v is not None
+            block, head, token = 0, 1, None
+        else:
+            k, v = call.cache.k, call.cache.v
+            v = k if v is None else v
+            block, head, token = _AXES[call.cache.spec.layout]
+        of_k, of_v = k.stride(), v.stride()
+        return (
+            k.data_ptr(),
+            of_k[block],
+            of_k[head],
+            0 if token is None else of_k[token],
+            v.data_ptr(),
+            of_v[block],
+            of_v[head],
+            0 if token is None else of_v[token],
+        )
 
 
 class CpuMlaImpl(CpuAttnImpl):
@@ -312,11 +362,35 @@ class CpuPrefillImpl(CpuAttnImpl):
     operations = frozenset({Operation.MLA_PREFILL})
 
 
-def ctypes_size(struct: type[PlanStruct | TensorsStruct]) -> int:
-    """Bytes of a struct, by which the library knows its version."""
-    from ctypes import sizeof
+def _address(tensor: torch.Tensor | None, kept: list[torch.Tensor]) -> int:
+    """Where a vector of float32 is, converted where it must be; 0 for none."""
+    if tensor is None:
+        return 0
+    kept.append(tensor.float().contiguous())
+    return kept[-1].data_ptr()
 
-    return sizeof(struct)
+
+def _head_stride(scale: torch.Tensor | None) -> int:
+    return 0 if scale is None or len(scale) == 1 else 1
+
+
+def _position_bias(
+    bias: torch.Tensor | None, kept: list[torch.Tensor]
+) -> tuple[int, tuple[int, int, int]]:
+    """Address, and strides of request, head and query."""
+    if bias is None:
+        return 0, (0, 0, 0)
+    kept.append(_rows_in_one_piece(bias.float()))
+    *request, head, query, _ = kept[-1].stride()
+    return kept[-1].data_ptr(), (request[0] if request else 0, head, query)
+
+
+def _topk(indices: torch.Tensor | None, kept: list[torch.Tensor]) -> tuple[int, int, int]:
+    """Address, stride of a row, and how many there are in one."""
+    if indices is None:
+        return 0, 0, 0
+    kept.append(_rows_in_one_piece(indices))
+    return kept[-1].data_ptr(), kept[-1].stride(0), kept[-1].shape[1]
 
 
 def _load(isa: str | None) -> tuple[Library, int]:

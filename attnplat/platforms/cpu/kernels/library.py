@@ -7,13 +7,14 @@ library exports from 2.10 on; below that the library brings a pool.
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from collections.abc import Iterable
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,8 +30,10 @@ ENCODINGS = {
     "fp8_e4m3fn": 3,
     "fp8_e5m2": 4,
     "int8_th": 5,
+    "fp8_th": 3,
 }
-"""The library's numbers for how k and v are stored; the first three for q and out, too."""
+"""The library's numbers for how k and v are stored; the first three for q and out, too. Formats
+with a scale in each row are told by where in the row it is."""
 
 
 class KernelError(Exception):
@@ -79,7 +82,7 @@ class PlanStruct(ctypes.Structure):
 
 
 class TensorsStruct(ctypes.Structure):
-    """`attnplat_cpu_tensors`."""
+    """`attnplat_cpu_tensors`, for its layout: `Tensors` fills it."""
 
     _fields_ = _fields(
         (c_uint32, "size version"),
@@ -99,10 +102,7 @@ class TensorsStruct(ctypes.Structure):
         (c_int64, "topk_stride topk_count"),
         (c_void_p, "k_scale v_scale"),
         (c_int64, "k_scale_head v_scale_head"),
-        (c_void_p, "k_token_scale"),
-        (c_int64, "k_token_scale_block k_token_scale_head k_token_scale_token"),
-        (c_void_p, "v_token_scale"),
-        (c_int64, "v_token_scale_block v_token_scale_head v_token_scale_token"),
+        (c_int64, "k_scale_at v_scale_at"),
         (c_float, "scale logits_soft_cap"),
         (c_void_p, "partials"),
     )
@@ -115,6 +115,58 @@ class SummaryStruct(ctypes.Structure):
         (c_int64, "num_tasks num_folds partial_floats scratch_bytes highest_block"),
         (c_int64, "bad_request bad_block"),
     )
+
+
+_CODES: dict[type[Any], str] = {c_uint32: "I", c_int64: "q", c_void_p: "P", c_float: "f"}
+_PACKED = struct.Struct("".join(_CODES[kind] for _, kind in TensorsStruct._fields_))
+_HEAD = (ctypes.sizeof(TensorsStruct), ABI)
+
+
+class Tensors(NamedTuple):
+    """One layer's tensors: addresses, strides in elements, and what else `attend` takes.
+
+    The fields of `attnplat_cpu_tensors` behind its version, in order; 0 for a null pointer.
+    """
+
+    q: int
+    q_token: int
+    q_head: int
+    k: int
+    k_block: int
+    k_head: int
+    k_token: int
+    v: int
+    v_block: int
+    v_head: int
+    v_token: int
+    out: int
+    out_token: int
+    out_head: int
+    lse: int
+    lse_token: int
+    lse_head: int
+    sinks: int
+    alibi_slopes: int
+    position_bias: int
+    bias_request: int
+    bias_head: int
+    bias_query: int
+    topk_indices: int
+    topk_stride: int
+    topk_count: int
+    k_scale: int
+    v_scale: int
+    k_scale_head: int
+    v_scale_head: int
+    k_scale_at: int
+    v_scale_at: int
+    scale: float
+    logits_soft_cap: float
+    partials: int
+
+    def packed(self) -> bytes:
+        """The struct's memory."""
+        return _PACKED.pack(*_HEAD, *self)
 
 
 _REFUSALS = {
@@ -146,6 +198,7 @@ class Library:
         except OSError as error:
             raise KernelError(f"{path} cannot be loaded: {error}") from error
         _declare(self._c)
+        self._attend = self._c.attnplat_cpu_attend
         if (abi := self._c.attnplat_cpu_abi()) != ABI:
             raise KernelError(f"{path} has ABI {abi}; this package reads {ABI}: build it again")
         self._parallel_for = _torch_parallel_for()
@@ -191,10 +244,10 @@ class Library:
                 return Tasks(memory, summary)
             count = summary.num_tasks
 
-    def attend(self, plan: PlanStruct, tensors: TensorsStruct, tasks: Tasks, workers: int) -> None:
+    def attend(self, plan: PlanStruct, tensors: Tensors, tasks: Tasks, workers: int) -> None:
         """Run a layer on at most `workers` threads. Raises KernelError."""
-        status = self._c.attnplat_cpu_attend(
-            plan, tensors, tasks.memory, tasks.summary, workers, self._parallel_for
+        status = self._attend(
+            plan, tensors.packed(), tasks.memory, tasks.summary, workers, self._parallel_for
         )
         if status:
             raise KernelError(_REFUSALS[status])
@@ -216,7 +269,7 @@ class Library:
 
 def _declare(c: ctypes.CDLL) -> None:
     pointer = ctypes.POINTER
-    plan, tensors, summary = pointer(PlanStruct), pointer(TensorsStruct), pointer(SummaryStruct)
+    plan, summary = pointer(PlanStruct), pointer(SummaryStruct)
     for name, result, arguments in (
         ("abi", c_uint32, []),
         ("isa_count", c_int32, []),
@@ -225,7 +278,7 @@ def _declare(c: ctypes.CDLL) -> None:
         ("isa_index", c_int32, [ctypes.c_char_p]),
         ("task_bytes", c_int64, []),
         ("schedule", c_int32, [plan, c_void_p, c_int64, summary]),
-        ("attend", c_int32, [plan, tensors, c_void_p, summary, c_int64, c_void_p]),
+        ("attend", c_int32, [plan, ctypes.c_char_p, c_void_p, summary, c_int64, c_void_p]),
         ("read", c_uint64, [c_int32, c_void_p, c_int64, c_int64, c_void_p]),
         ("multiply", c_int64, [c_int32, c_int64, c_int64, c_void_p]),
     ):

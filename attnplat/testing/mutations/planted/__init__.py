@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnplat.testing.mutations.bug import Bug
 from attnplat.testing.mutations.planted import (
     errors,
+    indexers,
     library,
     masks,
     plans,
@@ -15,7 +16,7 @@ from attnplat.testing.mutations.planted import (
 
 PLANTED: tuple[Bug, ...] = tuple(
     bug
-    for module in (masks, scores, reading, writing, plans, errors, library)
+    for module in (masks, scores, reading, writing, plans, errors, indexers, library)
     for bug in module.BUGS.bugs
 )
 """Every planted bug, by kind."""

@@ -10,6 +10,7 @@ import torch
 
 from attnplat.backends.formats.facts import format_of
 from attnplat.backends.formats.pages import Pages
+from attnplat.ops.context_parallel import Shard
 from attnplat.testing.mutations.bug import BugList
 from attnplat.testing.subject import Library
 
@@ -413,3 +414,72 @@ def latent_scales_not_interleaved(library: Library) -> Library:
         return library.decode_rows(format, rows, **given)
 
     return recoded(library, decode=decode)
+
+
+# Splitting and choosing ----------------------------------------------------------------------
+
+
+class _LengthsRounded(Shard):
+    """Shards that round their share of a begun turn down."""
+
+    def local_lens(self, seq_lens: Tensor) -> Tensor:
+        turn = self.size * self.interleave
+        return torch.div(seq_lens, turn, rounding_mode="floor") * self.interleave
+
+
+@BUGS.library
+def local_lengths_rounded_down(library: Library) -> Library:
+    """A rank's share of a begun turn is left out."""
+    return replace(library, shard=_LengthsRounded)
+
+
+@BUGS.library
+def shards_averaged(library: Library) -> Library:
+    """The ranks' parts are averaged."""
+
+    def combine(outs: Any, lses: Any, **given: Any) -> State:
+        return torch.stack(list(outs)).mean(0), library.combine_shards(outs, lses)[1]
+
+    return replace(library, combine_shards=combine)
+
+
+@BUGS.library
+def empty_shard_counts(library: Library) -> Library:
+    """A rank without keys counts with a weight of 1."""
+
+    def combine(outs: Any, lses: Any, **given: Any) -> State:
+        return library.combine_shards(outs, [torch.where(x == NEG_INF, 0.0, x) for x in lses])
+
+    return replace(library, combine_shards=combine)
+
+
+@BUGS.library
+def chosen_slots_of_first_request(library: Library) -> Library:
+    """Chosen keys of all requests are looked for in the first one's blocks."""
+
+    def slots(topk: Tensor, pages: Any, batch: Any) -> Tensor:
+        table = pages.block_table[:1].expand_as(pages.block_table)
+        return library.physical_topk(topk, replace(pages, block_table=table), batch)
+
+    return replace(library, physical_topk=slots)
+
+
+@BUGS.library
+def chosen_of_first_ranks(library: Library) -> Library:
+    """The last rank's candidates are left out."""
+
+    def merge(scores: Any, positions: Any, topk: int) -> Tensor:
+        return library.merge_topk(scores[:-1], positions[:-1], topk)
+
+    return replace(library, merge_topk=merge)
+
+
+@BUGS.library
+def latent_values_not_projected_back(library: Library) -> Library:
+    """The value projection of a latent layer is another head's."""
+
+    def attend(layer: Any, plan: Any, cache: Any, *tensors: Tensor, **given: Any) -> Tensor:
+        *rest, w_uv = tensors
+        return library.mla_attend(layer, plan, cache, *rest, w_uv.roll(1, 0), **given)
+
+    return replace(library, mla_attend=attend)

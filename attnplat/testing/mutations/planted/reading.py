@@ -400,6 +400,84 @@ class StoredDtypeAssumed(Specimen):
         return k, v if v.dtype == self.dtype else v * 2
 
 
+# Coded caches --------------------------------------------------------------------------------
+
+
+class _Scaled(Specimen):
+    """Base of bugs in the scales of a coded cache."""
+
+    def scales(self, call: Call) -> dict[str, Tensor | None]:
+        raise NotImplementedError
+
+    def read(self, plan: Plan, call: Call, rows: Rows, j: Tensor) -> Two:
+        return super().read(plan, replace(call, **self.scales(call)), rows, j)
+
+
+@BUGS.impl
+class CacheScalesIgnored(_Scaled):
+    """The scales of a coded cache are ignored."""
+
+    def scales(self, call: Call) -> dict[str, Tensor | None]:
+        return {"k_scale": None, "v_scale": None}
+
+
+@BUGS.impl
+class CacheScalesSwapped(_Scaled):
+    """Keys of a coded cache are read with the values' scale, and values with the keys'."""
+
+    def scales(self, call: Call) -> dict[str, Tensor | None]:
+        return {"k_scale": call.v_scale, "v_scale": call.k_scale}
+
+
+@BUGS.impl
+class CacheScalesDivide(_Scaled):
+    """The scales of a coded cache divide on reading."""
+
+    def scales(self, call: Call) -> dict[str, Tensor | None]:
+        both = {"k_scale": call.k_scale, "v_scale": call.v_scale}
+        return {name: None if s is None else 1.0 / s for name, s in both.items()}
+
+
+@BUGS.impl
+class CacheScalesOfFirstHead(_Scaled):
+    """All heads have the first one's scale."""
+
+    def scales(self, call: Call) -> dict[str, Tensor | None]:
+        both = {"k_scale": call.k_scale, "v_scale": call.v_scale}
+        return {name: None if s is None else s[:1] for name, s in both.items()}
+
+
+@BUGS.impl
+class SinksDroppedWhenCoded(Specimen):
+    """Sinks are dropped where the cache is coded."""
+
+    def with_sink(
+        self, sinks: Tensor, high: Tensor, total: Tensor, out: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.encoding.value.split("_")[0] in ("fp8", "int8", "mla"):
+            return high, total, out
+        return super().with_sink(sinks, high, total, out)
+
+
+@BUGS.impl
+class CapDroppedWhenCoded(Specimen):
+    """The soft cap is dropped where the cache is coded."""
+
+    def capped(self, s: Tensor) -> Tensor:
+        return s if self.encoding.value == "int8_th" else super().capped(s)
+
+
+@BUGS.impl
+class CodedKeysInBfloat16(Specimen):
+    """Coded keys are decoded to bfloat16, also for wider layers."""
+
+    def read(self, plan: Plan, call: Call, rows: Rows, j: Tensor) -> Two:
+        k, v = super().read(plan, call, rows, j)
+        if call.cache is not None and not call.cache.spec.is_plain:
+            return k.bfloat16().to(k.dtype), v.bfloat16().to(v.dtype)
+        return k, v
+
+
 # Results -------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from attnplat.backends.batch import PageTable
-from attnplat.backends.kv_cache import KVCache
+from attnplat.backends.kv_cache import KVCache, Slots
 from attnplat.backends.plan import Plan
 from attnplat.testing.mutations.bug import BugList
 from attnplat.testing.mutations.specimen import Specimen
@@ -20,8 +20,16 @@ class OwnWrite(Specimen):
     """The specimen with a write of its own, for bugs to override."""
 
     def write_kv(
-        self, cache: KVCache, k: Tensor, v: Tensor | None, where: PageTable | Plan
+        self,
+        cache: KVCache,
+        k: Tensor,
+        v: Tensor | None,
+        where: PageTable | Plan,
+        *,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
     ) -> None:
+        self.scales = {"k_scale": k_scale, "v_scale": v_scale}
         pages = where.pages if isinstance(where, Plan) else where
         slots = where.slots if isinstance(where, Plan) else None
         self._check_cache(cache, pages)
@@ -44,6 +52,8 @@ class OwnWrite(Specimen):
         self._check_source(plan, cache, kv)
         names = ("sinks", "alibi_slopes", "position_bias", "topk_indices")
         self._check_options(plan, {name: options.get(name) for name in names})
+        self.scales = {name: options.get(name) for name in ("k_scale", "v_scale")}
+        self._check_scales(True, self.scales)
         out, lse = options.get("out"), options.get("lse")
         self._check_rows(plan, q, out, lse, options.get("return_lse", False))
         assert plan.pages is not None and plan.pages.slot_mapping is not None
@@ -72,6 +82,10 @@ class OwnWrite(Specimen):
         """Store the first `real` rows whose slot is not negative."""
         row = torch.arange(len(slots), device=slots.device)
         kept = (slots >= 0) & (row < real)
+        if not cache.spec.is_plain:
+            given = None if v is None else v[kept]
+            cache.write(k[kept], given, Slots(None, slots[kept]), **self.scales)
+            return
         planes = cache.pages()
         self.put(planes[0], k[kept], slots[kept], cache.spec.block_size)
         if v is not None:
@@ -231,6 +245,18 @@ class FusedWriteRounds(OwnWrite):
     ) -> Any:
         rounded = tuple(None if x is None else (x * 8).round() / 8 for x in kv)
         return super().written(plan, q, cache, rounded, slots, real, options)
+
+
+@BUGS.impl
+class ScalesMultiplyOnWriting(OwnWrite):
+    """Coded caches are written with the scale multiplied, not divided."""
+
+    def put_rows(
+        self, cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, real: int
+    ) -> None:
+        kept = {n: None if s is None else 1.0 / s for n, s in self.scales.items()}
+        self.scales = kept
+        super().put_rows(cache, k, v, slots, real)
 
 
 @BUGS.impl
