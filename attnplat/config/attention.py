@@ -172,7 +172,7 @@ class AttentionConfig:
             self._set("hisparse_config", HiSparseConfig(**value))
         elif value is not None and not isinstance(value, HiSparseConfig):
             raise ConfigError(
-                f"hisparse_config is {value!r}; it takes a HiSparseConfig, a mapping of its fields, "
+                f"hisparse_config is {value!r}; it takes a HiSparseConfig, a mapping of its fields "
                 "or None"
             )
 
