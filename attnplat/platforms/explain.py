@@ -126,7 +126,11 @@ def _why(selection: Selection) -> str:
     if selection.requested is not None:
         return f"the {selection.requested_by} asked for it"
     assert selection.row is not None
-    return selection.row.because
+    because = selection.row.because
+    chosen = selection.chosen
+    if chosen is not None and chosen.name != selection.candidates[0]:
+        return f"it is the first that fits, in this order: {because}"
+    return because
 
 
 def _ranks_below(selection: Selection) -> list[str]:
