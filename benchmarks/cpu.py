@@ -74,6 +74,7 @@ class Work:
     block_sizes: tuple[int, ...] = (16, 64, 128)
     latent: bool = False
     warm: bool = False
+    kv_dtype: str = "auto"
 
     @property
     def flops(self) -> int:
@@ -88,7 +89,8 @@ class Work:
     def kv_bytes(self) -> int:
         """Bytes of keys and values, each once."""
         planes = 1 if self.latent else 2 * self.num_kv_heads
-        return sum(self.seq_lens) * planes * self.head_size * getattr(torch, self.dtype).itemsize
+        size = 1 if self.kv_dtype != "auto" else getattr(torch, self.dtype).itemsize
+        return sum(self.seq_lens) * planes * self.head_size * size
 
 
 RAGGED = tuple(
@@ -113,6 +115,8 @@ def works(dtype: str) -> Iterator[Work]:
     one = {"num_heads": 4, "num_kv_heads": 2, "head_size": 32, "block_sizes": (16,), "warm": True}
     yield row("tiny decode (host overhead)", (1,), (8,), **one)
     if dtype == "bfloat16":
+        eight = {"kv_dtype": "fp8_e4m3", "block_sizes": (16, 64)}
+        yield row("decode 1 x 8192, fp8 KV", (1,), (8192,), **eight)
         latent: dict[str, Any] = {"num_heads": 128, "num_kv_heads": 1, "head_size": 576}
         latent |= {"latent": True, "block_sizes": (16, 64)}
         yield row("latent decode 128 heads, 1 x 4096", (1,), (4096,), **latent)
@@ -138,17 +142,21 @@ def paged_run(work: Work, block_size: int) -> Run:
             num_heads=work.num_heads,
             num_kv_heads=work.num_kv_heads,
             dtype=work.dtype,
+            kv_cache_dtype=work.kv_dtype,
         )
-    impl = (CpuMlaImpl if work.latent else CpuAttnImpl).create(config, "cpu")
+    encoding = "fp8_e4m3fn" if work.kv_dtype == "fp8_e4m3" else None
+    impl = (CpuMlaImpl if work.latent else CpuAttnImpl).create(config, "cpu", encoding=encoding)
     batch = Batch.from_lengths(work.query_lens, work.seq_lens)
     counts = [-(-n // block_size) for n in work.seq_lens]
     order = torch.randperm(sum(counts)).tolist()
     blocks = [[order.pop() for _ in range(count)] for count in counts]
     cache = KVCache.allocate(impl.kv_cache_spec(block_size), sum(counts))
-    cache.k.normal_()
-    if not work.latent:
-        assert cache.v is not None
-        cache.v.normal_()
+    for plane in (cache.k,) if work.latent else (cache.k, cache.v):
+        assert plane is not None
+        if work.kv_dtype == "auto":
+            plane.normal_()
+        else:
+            plane.random_(0, 0x40)  # codes of numbers up to 2
     plan = impl.plan(batch, PageTable.from_blocks(blocks, batch, block_size, write="none"))
     q = torch.randn(sum(work.query_lens), work.num_heads, work.head_size).to(impl.dtype)
     return lambda: impl.forward(plan, q, cache)

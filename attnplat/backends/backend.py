@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnplat.backends.limits import Anything, Cases, Limit
 from attnplat.config.frozen import FrozenMap
@@ -89,8 +89,7 @@ class Rule:
     last: bool = False
 
 
-@dataclass(frozen=True)
-class Rejection:
+class Rejection(NamedTuple):
     """One reason why a backend does not fit: an object first, a sentence last.
 
     Attributes:

@@ -201,6 +201,7 @@ def test_every_feature_of_the_backend_is_run_by_a_case() -> None:
     run_here = {Feature(f) for changes in FEATURES.values() for f in layer(**changes).needs}
     elsewhere = {
         Feature.RSWA,  # prefix lengths by another name
+        Feature.PER_HEAD_QUANT_SCALES,  # test_quantised.py
         Feature.DETERMINISTIC,  # test_bits.py
         Feature.BATCH_INVARIANCE,
         Feature.KV_CONNECTOR,  # a plain named layout

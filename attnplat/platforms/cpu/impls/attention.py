@@ -66,6 +66,7 @@ FEATURES: frozenset[Feature] = frozenset(
         Feature.RSWA,
         Feature.TOPK,
         Feature.V_HEAD_SIZE,
+        Feature.PER_HEAD_QUANT_SCALES,
         Feature.LSE,
         Feature.DETERMINISTIC,
         Feature.BATCH_INVARIANCE,
