@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from attnplat.testing.runner import Suite, run_conformance
 
     suite, reports = Suite(), []
-    for backend in args.backend or _backends(args.device):
+    for backend in args.backend or backends_here(args.device):
         reports.append(
             run_conformance(
                 backend,
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK if all(report.ok for report in reports) else EXIT_NO
 
 
-def _backends(device: str) -> list[str]:
+def backends_here(device: str) -> list[str]:
     """The backends with an adapter that nothing about the device or its packages refuses."""
     from attnplat.config.layer import MhaConfig
     from attnplat.platforms import platform_for
@@ -121,8 +121,10 @@ def _print(report: Report, *, every: bool) -> None:
     """The table: all cases where some were asked for, else those that did not simply pass."""
     subject = report.subject
     print(f"\n{subject.name} on {subject.device}, {report.level}")
-    shown = [r for r in report.results if every or r.status != "passed" or r.reason]
+    shown = [r for r in report.results if every or r.status != "passed"]
     rows = [(r.case.id, r.status, r.checks or None, r.reason or r.case.claim) for r in shown]
+    if not every:
+        rows = _joined(rows)
     if rows:
         print_table(rows, ("case", "", "checks", "what"))
     for name, worst in sorted(report.gaps.items()):
@@ -130,7 +132,21 @@ def _print(report: Report, *, every: bool) -> None:
     counts = {status: len(report.of(status)) for status in _statuses()}
     told = ", ".join(f"{count} {status}" for status, count in counts.items())
     checks = sum(r.checks for r in report.results)
+    partly = sum(r.status == "passed" and r.refused > 0 for r in report.results)
     print(f"{len(report.results)} cases: {told}; {checks} checks in {report.seconds:.0f} s")
+    if partly:
+        print(f"{partly} of those that passed were asked in part: the rest is not claimed")
+
+
+def _joined(rows: list[tuple[str, Any, int | None, str]]) -> list[tuple[str, Any, int | None, str]]:
+    """Rows that say the same of several cases, as one: `L1 L2 L3`."""
+    found: dict[tuple[Any, str], list[tuple[str, int | None]]] = {}
+    for case, status, checks, what in rows:
+        found.setdefault((status, what), []).append((case, checks))
+    return [
+        (" ".join(case for case, _ in own), status, own[0][1] if len(own) == 1 else None, what)
+        for (status, what), own in found.items()
+    ]
 
 
 def _statuses() -> Any:
@@ -156,4 +172,40 @@ def _list_cases(args: argparse.Namespace) -> int:
 
 
 def _mutate(args: argparse.Namespace) -> int:
-    raise ConfigError("--mutations: not built yet")
+    """Plant bugs, count what the suite catches; 1 when one escapes."""
+    import torch
+
+    # A process whose torch has run on several threads cannot be forked.
+    torch.set_num_threads(1)
+    from attnplat.testing.mutations.campaign import KILLS, run_campaign
+
+    watched = sys.stderr.isatty() and not args.json
+    seen = 0
+
+    def tell(name: str, cases: list[str]) -> None:
+        nonlocal seen
+        seen += 1
+        if watched:
+            print(f"\r{seen:5d} {name[:60]:60} {' '.join(cases[:1]):5}", end="", file=sys.stderr)
+
+    outcome = run_campaign("full" if args.full else "quick", seed=args.seed, told=tell)
+    if args.record is not None:
+        if not args.full:
+            raise ConfigError("--record of mutations needs --full: all bugs against all cases")
+        outcome.kills().write(args.record / KILLS.name)
+    if args.json:
+        print(json.dumps(outcome.to_dict(), indent=2))
+        return EXIT_OK if outcome.ok else EXIT_NO
+    if watched:
+        print("\r" + " " * 75 + "\r", end="", file=sys.stderr)
+    told = outcome.to_dict()
+    print(f"planted bugs: {told['caught']} of {told['planted']} caught")
+    print(
+        f"mutants: {told['killed']} of {told['mutants']} killed, "
+        f"{len(outcome.equivalent)} more listed as equivalent"
+    )
+    rows = [(name, "escaped") for name in outcome.escaped]
+    rows += [(name, why) for name, why in outcome.unhealthy.items()]
+    if rows:
+        print_table(rows, ("bug", ""))
+    return EXIT_OK if outcome.ok else EXIT_NO

@@ -103,9 +103,14 @@ class Bench:
             raise Failed(f"out has shape {list(out.shape)}")
         if out.dtype != scene.dtype:
             raise Failed(f"out has dtype {out.dtype}")
-        if stage.out is None and differing(out[scene.num_rows :], torch.zeros_like(out[scene.num_rows :])):
+        if stage.out is None and differing(
+            out[scene.num_rows :], torch.zeros_like(out[scene.num_rows :])
+        ):
             raise Failed("padding rows of an allocated out are not zero")
-        if lse is not None and (lse.dtype, tuple(lse.shape)) != (torch.float32, (rows, rules.num_heads)):
+        if lse is not None and (lse.dtype, tuple(lse.shape)) != (
+            torch.float32,
+            (rows, rules.num_heads),
+        ):
             raise Failed(f"lse is {lse.dtype} {list(lse.shape)}")
 
     def judge(self, scene: Scene, outcome: Outcome, *, cancels: bool = False) -> None:

@@ -124,9 +124,7 @@ def edge_keys(seen: torch.Tensor) -> list[int]:
     return sorted(found)
 
 
-def request_of(
-    rules: Rules, request: Request, gen: torch.Generator, dtype: torch.dtype
-) -> Request:
+def request_of(rules: Rules, request: Request, gen: torch.Generator, dtype: torch.dtype) -> Request:
     """The request with q that looks for marks, keys without any, and whole values."""
     rows, keys = request.query_len, request.seq_len
     q = torch.zeros(rows, rules.num_heads, rules.head_size, dtype=dtype)

@@ -122,9 +122,10 @@ class Paging:
     def _table(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """The block table, slots and first blocks, on the CPU."""
         how, pad = self.how, self.how.padding_requests
-        width = max(
-            [c - f for c, f in zip(self.counts, self.firsts, strict=True)], default=0
-        ) + how.columns
+        width = (
+            max([c - f for c, f in zip(self.counts, self.firsts, strict=True)], default=0)
+            + how.columns
+        )
         rows = [[self.tail] * width for _ in range(len(self.blocks) + pad)]
         for r, own in enumerate(self.blocks):
             for b, block in enumerate(own[: self.counts[r]]):

@@ -168,9 +168,7 @@ def verified(records: Iterable[Record]) -> dict[tuple[str, str], Record]:
     newest = latest(records)
     wrong = {(r.backend, r.platform) for r in newest.values() if r.failed}
     return {
-        (r.backend, r.platform): r
-        for r in newest.values()
-        if (r.backend, r.platform) not in wrong
+        (r.backend, r.platform): r for r in newest.values() if (r.backend, r.platform) not in wrong
     }
 
 

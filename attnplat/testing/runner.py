@@ -134,7 +134,9 @@ class Suite:
             return Result(case=case, status=Status.ABSENT, reason=case.absent)
         started = time.perf_counter()
         ran, reasons = 0, []
-        for terrain in grounds if case.every_dtype else grounds[: 1 if not grounds[0].full else None]:
+        for terrain in (
+            grounds if case.every_dtype else grounds[: 1 if not grounds[0].full else None]
+        ):
             for check in self.checks(case, terrain):
                 if (why := _refusal(bench.subject, check)) is not None:
                     reasons.append(why)

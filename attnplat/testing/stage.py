@@ -229,8 +229,8 @@ def _kv_starts(scene: Scene, how: Arrangement, device: torch.device) -> torch.Te
     """Gaps of one row between requests, where keys come without a cache and spread."""
     if not _has_gaps(scene, how, device):
         return None
-    lens = scene.seq_lens + [0] * how.padding_requests
-    starts = [0, *accumulate(n + 1 for n in lens)][: len(lens)]
+    starts = [0, *accumulate(n + 1 for n in scene.seq_lens)][: len(scene.requests)]
+    starts += [0] * how.padding_requests
     return torch.tensor(starts, dtype=INT, device=device)
 
 
@@ -258,7 +258,9 @@ def _inputs(
         own = [r.k[list(n)] for r, n in zip(scene.requests, new, strict=True)]
         rows["k"] = _joined(own, how, padding)
         if not scene.rules.values_in_keys:
-            own = [r.v[list(n)] for r, n in zip(scene.requests, new, strict=True) if r.v is not None]
+            own = [
+                r.v[list(n)] for r, n in zip(scene.requests, new, strict=True) if r.v is not None
+            ]
             rows["v"] = _joined(own, how, padding)
     if how.fused and len({len(t) for t in rows.values()}) == 1:
         return _fused(rows, how, device)

@@ -157,6 +157,4 @@ def _foreign(what: str | type[AttentionImpl], device: str) -> Subject:
     if inspect.isabstract(what):
         raise ConfigError(f"{what.__name__} is abstract; it must implement _schedule and _attend")
     platform = platform_for(device)
-    return Subject(
-        name=what.__name__, impl=what, device=same_device(platform.torch_device)
-    )
+    return Subject(name=what.__name__, impl=what, device=same_device(platform.torch_device))

@@ -137,10 +137,10 @@ class Request:
 class Sight:
     """Which keys the rows of one request see: the mask algebra, one key at a time.
 
-        allowed(p, j) = j < seq_len  and  j in topk(row)  and
-            ( (causal => j <= p) and window and chunk and tree
-              or p and j in one bidirectional range
-              or (j < prefix_len or j < static_sink_tokens) and (causal => j <= p) )
+    allowed(p, j) = j < seq_len  and  j in topk(row)  and
+        ( (causal => j <= p) and window and chunk and tree
+          or p and j in one bidirectional range
+          or (j < prefix_len or j < static_sink_tokens) and (causal => j <= p) )
     """
 
     def __init__(self, rules: Rules, request: Request) -> None:
@@ -277,9 +277,7 @@ def _scores(
     return s
 
 
-def _softmax(
-    scores: torch.Tensor, sinks: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights as `scores`, and the log-sum-exp [num_heads, query_len]; sinks join both."""
     terms, keys = scores, scores.shape[2]
     if sinks is not None:

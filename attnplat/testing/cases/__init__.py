@@ -1,4 +1,4 @@
-"""The cases by their ids: `A1` to `O10` of the contract, and `R1` to `R12` for its bitwise rules."""
+"""The cases by their ids: `A1` to `O10` of the contract, `R1` to `R12` for its bitwise rules."""
 
 from __future__ import annotations
 

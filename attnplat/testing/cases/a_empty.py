@@ -125,7 +125,9 @@ def _(t: Terrain) -> Checks:
     yield Check(layers(own, chunk), run, str(chunk))
 
 
-@A.case(10, "The first token attends to itself alone: its value comes out exactly", every_dtype=True)
+@A.case(
+    10, "The first token attends to itself alone: its value comes out exactly", every_dtype=True
+)
 def _(t: Terrain) -> Checks:
     for write in ("done", "fused", "first"):
         scene = needle(t.layer(), [1, 1], [1, 1], [[0], []])

@@ -93,8 +93,11 @@ def _with_workspace(t: Terrain, scene: Scene, garbage: int) -> Check:
         if workspace.zeroed(1024).any():
             raise Failed("the workspace's zero region is not zero afterwards")
         whole.fill_(garbage)
-        same("the plan run again after its workspace was overwritten", plain,
-             bench.call(scene, how, impl=impl, plan=used.plan, stage=bench.lay_out(scene, how)))
+        same(
+            "the plan run again after its workspace was overwritten",
+            plain,
+            bench.call(scene, how, impl=impl, plan=used.plan, stage=bench.lay_out(scene, how)),
+        )
 
     return Check(layers(scene), run, str(scene))
 

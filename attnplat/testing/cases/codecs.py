@@ -18,7 +18,9 @@ ONES_E2M1 = 0x22
 """Two 1.0 in e2m1."""
 
 
-def decoded(bench: Bench, encoding: str, stored: torch.Tensor, size: int, **given: object) -> torch.Tensor:
+def decoded(
+    bench: Bench, encoding: str, stored: torch.Tensor, size: int, **given: object
+) -> torch.Tensor:
     """Rows uint8 [..., bytes] of one head, as float64 [..., size] on the CPU."""
     rows = stored[..., None, :].to(bench.device)
     out = bench.subject.library.decode_rows(

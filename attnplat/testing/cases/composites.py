@@ -24,9 +24,7 @@ def cascaded(t: Terrain, whole: Scene, blocks: tuple[tuple[int, ...], ...], shar
 
     def run(bench: Bench) -> None:
         stage = bench.lay_out(whole, how)
-        made = bench.subject.library.cascade.create(
-            bench.subject.impl, whole.config, bench.device
-        )
+        made = bench.subject.library.cascade.create(bench.subject.impl, whole.config, bench.device)
         plan = made.plan(stage.batch, stage.pages, shared)
         out, lse = made.forward(plan, stage.q, stage.cache, kv=stage.kv, **stage.options)
         rows = whole.num_rows
@@ -96,8 +94,9 @@ def _latent_inputs(
     def draw(*shape: int, by: float = 1.0) -> torch.Tensor:
         return (torch.randn(*shape, generator=gen) * by).to(dtype)
 
-    weights = draw(heads, nope, rank, by=rank**-0.5), draw(
-        heads, rank, config.v_head_size or 0, by=rank**-0.5
+    weights = (
+        draw(heads, nope, rank, by=rank**-0.5),
+        draw(heads, rank, config.v_head_size or 0, by=rank**-0.5),
     )
     rows, keys = sum(query_lens), sum(seq_lens)
     tensors = (

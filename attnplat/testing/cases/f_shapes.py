@@ -225,9 +225,7 @@ def _(t: Terrain) -> Checks:
 
 def _rotated(request: Request) -> Request:
     assert request.v is not None
-    return replace(
-        request, q=request.q.roll(2, 1), k=request.k.roll(1, 1), v=request.v.roll(1, 1)
-    )
+    return replace(request, q=request.q.roll(2, 1), k=request.k.roll(1, 1), v=request.v.roll(1, 1))
 
 
 def _rolled(lse: torch.Tensor | None) -> torch.Tensor | None:

@@ -76,9 +76,7 @@ def _(t: Terrain) -> Checks:
         cut = how.replace(block_size=small, blocks=split, num_blocks=20)
         assert stage.cache is not None and stage.cache.v is not None
         spec = impl.kv_cache_spec(small, "NHD")
-        k, v = (
-            x.reshape(20, small, *x.shape[2:]) for x in (stage.cache.k, stage.cache.v)
-        )
+        k, v = (x.reshape(20, small, *x.shape[2:]) for x in (stage.cache.k, stage.cache.v))
         other = bench.lay_out(scene, cut, impl)
         other.cache = KVCache(k=k, v=v, spec=spec)
         bench.judge(scene, bench.call(scene, cut, impl=impl, stage=other))
@@ -121,8 +119,9 @@ def _(t: Terrain) -> Checks:
     def aliased(bench: Bench) -> None:
         impl = bench.impl(many)
         low = t.pages(blocks=((1,), (0,)), num_blocks=block + 2, write="fused")
-        stage = _aliased(many, t.pages(blocks=((1,), (0,)), num_blocks=2, write="fused"), impl,
-                         bench, block)
+        stage = _aliased(
+            many, t.pages(blocks=((1,), (0,)), num_blocks=2, write="fused"), impl, bench, block
+        )
         outcome = bench.call(many, low, impl=impl, stage=stage)
         bench.judge(many, outcome)
 

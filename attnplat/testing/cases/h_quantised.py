@@ -134,13 +134,16 @@ def _(t: Terrain) -> Checks:
     def run(bench: Bench) -> None:
         for format in CODED:
             name, size = format.encoding.value, _size(format)
-            for given in ([1.0, 0.0] if format.needs else [None]):
-                scale = {} if given is None else {
-                    "scale": torch.tensor([given], device=bench.device)
-                }
+            for given in [1.0, 0.0] if format.needs else [None]:
+                scale = (
+                    {} if given is None else {"scale": torch.tensor([given], device=bench.device)}
+                )
                 stored = encoded(bench, name, torch.zeros(2, size), **scale)
-                expect(f"zeros in {name}", decoded(bench, name, stored, size, **scale),
-                       torch.zeros(2, size))
+                expect(
+                    f"zeros in {name}",
+                    decoded(bench, name, stored, size, **scale),
+                    torch.zeros(2, size),
+                )
 
     yield check("zeros in every format", run)
     for name in stored_by_layers():
@@ -168,7 +171,9 @@ def _(t: Terrain) -> Checks:
         for format in COMPUTED:
             name, size = format.encoding.value, _size(format)
             gen = generator("range", name)
-            wide = torch.randn(4, size, generator=gen) * torch.tensor([[1e-30], [1.0], [1e4], [1e30]])
+            wide = torch.randn(4, size, generator=gen) * torch.tensor(
+                [[1e-30], [1.0], [1e4], [1e30]]
+            )
             back = decoded(bench, name, encoded(bench, name, wide), size)
             if not bool(torch.isfinite(back).all()):
                 raise Failed(f"{name} makes something not finite of finite values")
@@ -233,8 +238,12 @@ def _(t: Terrain) -> Checks:
             slots = torch.tensor([5, 0], device=bench.device)
             pages.write(k, v, slots, **scales)
             plain_k, plain_v = pages.read()
-            expect(f"codes of keys in {name}", plain_k[1, 1].double().cpu(), torch.full((2, 8), 2.0))
-            expect(f"codes of values in {name}", plain_v[0, 0].double().cpu(), torch.full((2, 8), 2.0))
+            expect(
+                f"codes of keys in {name}", plain_k[1, 1].double().cpu(), torch.full((2, 8), 2.0)
+            )
+            expect(
+                f"codes of values in {name}", plain_v[0, 0].double().cpu(), torch.full((2, 8), 2.0)
+            )
             read_k, read_v = pages.read(**scales)
             expect(f"keys in {name}", read_k[0, 0].double().cpu(), torch.full((2, 8), 8.0))
             expect(f"values in {name}", read_v[1, 1].double().cpu(), torch.full((2, 8), 0.5))
@@ -295,8 +304,11 @@ def _(t: Terrain) -> Checks:
             pages.write(k, v, torch.arange(4, 8, device=bench.device))
             before = pages.read()[0][1].clone()
             pages.pool[2] = pages.pool[1]
-            expect(f"a moved block of {format.encoding}", pages.read()[0][2].double().cpu(),
-                   before.double().cpu())
+            expect(
+                f"a moved block of {format.encoding}",
+                pages.read()[0][2].double().cpu(),
+                before.double().cpu(),
+            )
             if bool(pages.pool[0].any()):
                 raise Failed(f"{format.encoding}: writing block 1 touched block 0")
 
@@ -342,10 +354,16 @@ def _(t: Terrain) -> Checks:
             yield agrees(scene, t.pages(write=write))
 
 
-H.absent(13, "The range scale of fp8 weights is undone in out and not in the LSE",
-         "no implementation here computes weights in fp8")
-H.absent(14, "Output scales divide, saturate, and leave padding rows out",
-         "the interface has no quantised outputs yet")
+H.absent(
+    13,
+    "The range scale of fp8 weights is undone in out and not in the LSE",
+    "no implementation here computes weights in fp8",
+)
+H.absent(
+    14,
+    "Output scales divide, saturate, and leave padding rows out",
+    "the interface has no quantised outputs yet",
+)
 
 
 @H.case(15, "Subnormal codes and subnormal scales decode exactly")
@@ -356,8 +374,11 @@ def _(t: Terrain) -> Checks:
             codes = torch.tensor([1, 2, 3, 0x81, 0x82], dtype=torch.uint8)
             wanted = torch.tensor([value(int(c)) for c in codes], dtype=torch.float64)
             expect(f"subnormals of {name}", decoded(bench, name, codes, 5), wanted)
-            expect(f"{name} times 2^-140", decoded(bench, name, codes, 5, scale=tiny),
-                   wanted * 2.0**-140)
+            expect(
+                f"{name} times 2^-140",
+                decoded(bench, name, codes, 5, scale=tiny),
+                wanted * 2.0**-140,
+            )
             back = encoded(bench, name, wanted.float())
             if differing(back, codes):
                 raise Failed(f"subnormals of {name} are not encoded as themselves")
@@ -367,7 +388,13 @@ def _(t: Terrain) -> Checks:
     yield check("subnormals", run)
 
 
-H.absent(16, "The scale of a quantised q is applied once and leaves sinks alone",
-         "the interface has no quantised queries yet")
-H.absent(17, "Two caches of different formats in one call keep each its own",
-         "no layer here reads two caches")
+H.absent(
+    16,
+    "The scale of a quantised q is applied once and leaves sinks alone",
+    "the interface has no quantised queries yet",
+)
+H.absent(
+    17,
+    "Two caches of different formats in one call keep each its own",
+    "no layer here reads two caches",
+)

@@ -37,7 +37,10 @@ def indexed(
     )
     gen = generator("indexer", t.seed, encoding, query_lens, seq_lens)
     rows = sum(query_lens)
-    q, weights = torch.randn(rows, HEADS, SIZE, generator=gen), torch.randn(rows, HEADS, generator=gen)
+    q, weights = (
+        torch.randn(rows, HEADS, SIZE, generator=gen),
+        torch.randn(rows, HEADS, generator=gen),
+    )
     keys = [torch.randn(n, SIZE, generator=gen) for n in seq_lens]
     if ties:
         keys = [k[:1].expand(k.shape).contiguous() for k in keys]
@@ -71,9 +74,7 @@ def _run(
     blocks = [[order.pop() for _ in range(count)] for count in counts]
     spec = impl.cache_spec(size)
     shape = (sum(counts) + spare, spec.bytes_per_block)
-    cache = IndexCache(
-        pool=torch.full(shape, 0xFF, dtype=torch.uint8, device=device), spec=spec
-    )
+    cache = IndexCache(pool=torch.full(shape, 0xFF, dtype=torch.uint8, device=device), spec=spec)
     batch, pages = _tables(blocks, [len(k) for k in keys], query_lens, size, device)
     impl.write(cache, torch.cat(keys).to(device), pages)
     logits = impl.logits(batch, pages, cache, q.to(device), weights.to(device)).cpu()

@@ -20,6 +20,7 @@ from attnplat.testing.truth import Request
 
 K = CaseList("K", "shards, shared prefixes, split prompts")
 
+
 @K.case(1, "The local length of every rank, interleave and length is right")
 def _(t: Terrain) -> Checks:
     yield Check((), local_lengths, "Shard")
@@ -106,9 +107,7 @@ def _cascade(t: Terrain, prefix: int) -> Check:
     whole = _sharing(t, prefix)
     requests, first = whole.requests, whole.requests[0]
     assert first.v is not None
-    all_rows = Request(
-        q=torch.cat([r.q for r in requests]), k=first.k[:prefix], v=first.v[:prefix]
-    )
+    all_rows = Request(q=torch.cat([r.q for r in requests]), k=first.k[:prefix], v=first.v[:prefix])
     shared = whole.replace(config=whole.config.replace(causal=False), requests=(all_rows,))
     rest = whole.replace(
         requests=tuple(replace(r, k=r.k[prefix:], v=_rest(r, prefix)) for r in requests)
@@ -135,7 +134,8 @@ def _(t: Terrain) -> Checks:
             for shared in (0, 1, 30 // size):
                 own = iter(range(shared, shared + sum(counts)))
                 blocks = tuple(
-                    (*range(shared), *(next(own) for _ in range(count - shared))) for count in counts
+                    (*range(shared), *(next(own) for _ in range(count - shared)))
+                    for count in counts
                 )
                 whole = _sharing(t, shared * size, **changes)
                 yield cascaded(t, whole, blocks, shared * size)

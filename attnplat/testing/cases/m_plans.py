@@ -43,8 +43,11 @@ def _(t: Terrain) -> Checks:
             for _ in range(2):
                 for scene, want in zip((first, second), expected, strict=True):
                     stage = bench.lay_out(scene, how, impl)
-                    same("a plan used again", want,
-                         bench.call(scene, how, impl=impl, plan=plan, stage=stage))
+                    same(
+                        "a plan used again",
+                        want,
+                        bench.call(scene, how, impl=impl, plan=plan, stage=stage),
+                    )
 
         yield Check(layers(first, second), run, str(first))
 
@@ -279,9 +282,13 @@ def _(t: Terrain) -> Checks:
                 same("a shared workspace", plain, used)
                 other = ReferenceImpl.create(scene.config, bench.device)
                 bench.call(scene, how, impl=other, workspace=workspace)
-                same("the plan run again", plain, bench.call(
-                    scene, how, impl=impl, plan=used.plan, stage=bench.lay_out(scene, how, impl)
-                ))
+                same(
+                    "the plan run again",
+                    plain,
+                    bench.call(
+                        scene, how, impl=impl, plan=used.plan, stage=bench.lay_out(scene, how, impl)
+                    ),
+                )
         if bool(workspace.zeroed(1024).any()):
             raise Failed("the workspace's zero region is not zero afterwards")
 

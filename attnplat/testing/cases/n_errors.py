@@ -92,9 +92,7 @@ def _unknown_heads(t: Terrain) -> Callable[[Bench], None]:
 Wrong = Callable[[Stage], dict[str, Any]]
 
 
-def _refuses(
-    scene: Scene, t: Terrain, wrong: dict[str, Wrong], errors: type[Exception]
-) -> Check:
+def _refuses(scene: Scene, t: Terrain, wrong: dict[str, Wrong], errors: type[Exception]) -> Check:
     """`forward` refuses each call changed so, names the tensor, and has written nothing."""
 
     def run(bench: Bench) -> None:

@@ -28,7 +28,9 @@ def _logits(t: Terrain, logits: torch.Tensor, note: str, **changes: object) -> S
 
 def _with_values(scene: Scene, value: float) -> Scene:
     """The scene with all values equal."""
-    requests = [replace(r, v=torch.full_like(r.v, value)) for r in scene.requests if r.v is not None]
+    requests = [
+        replace(r, v=torch.full_like(r.v, value)) for r in scene.requests if r.v is not None
+    ]
     return scene.replace(requests=tuple(requests))
 
 
@@ -40,7 +42,9 @@ def _(t: Terrain) -> Checks:
         yield agrees(_with_values(scene, 3.0), t.pages())
 
 
-@O.case(2, "One key above all the others, first or last or between, and a long tail", every_dtype=True)
+@O.case(
+    2, "One key above all the others, first or last or between, and a long tail", every_dtype=True
+)
 def _(t: Terrain) -> Checks:
     for at in (0, 500, 1399):
         logits = torch.linspace(-3.0, 3.0, 1400)
@@ -120,7 +124,9 @@ def _(t: Terrain) -> Checks:
         yield agrees(_with_values(scene, 2.5), t.pages())
 
 
-@O.case(9, "Nothing is added to the denominator: one key among hidden ones is itself", every_dtype=True)
+@O.case(
+    9, "Nothing is added to the denominator: one key among hidden ones is itself", every_dtype=True
+)
 def _(t: Terrain) -> Checks:
     for logit in (0.0, -60.0):
         scene = _logits(t, torch.full((1,), logit), f"one key of logit {logit}")

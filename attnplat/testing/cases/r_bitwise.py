@@ -51,8 +51,11 @@ def _(t: Terrain) -> Checks:
             impl, how = bench.impl(scene), t.pages()
             first = bench.agree(scene, how, impl=impl)
             again = bench.lay_out(scene, how, impl)
-            same("a plan used again", first,
-                 bench.call(scene, how, impl=impl, plan=first.plan, stage=again))
+            same(
+                "a plan used again",
+                first,
+                bench.call(scene, how, impl=impl, plan=first.plan, stage=again),
+            )
 
         yield Check(layers(scene), run, str(scene))
 
@@ -137,7 +140,9 @@ def _(t: Terrain) -> Checks:
             stage = bench.lay_out(scene, how, impl)
             fresh = bench.agree(scene, how, impl=impl, bounds=bounds)
             plan = impl.update(plan, stage.batch, stage.pages)
-            same("an updated plan", fresh, bench.call(scene, how, impl=impl, plan=plan, stage=stage))
+            same(
+                "an updated plan", fresh, bench.call(scene, how, impl=impl, plan=plan, stage=stage)
+            )
 
         yield Check(layers(scene), run, str(scene))
 
@@ -153,7 +158,10 @@ R.absent(
 def _(t: Terrain) -> Checks:
     if t.device != "cpu":
         return
-    long = [normal(t.layer(), [1, 2], [1100, 530]), normal(t.layer(logits_soft_cap=9.0), [90], [90])]
+    long = [
+        normal(t.layer(), [1, 2], [1100, 530]),
+        normal(t.layer(logits_soft_cap=9.0), [90], [90]),
+    ]
     for scene in [*kinds(t, 12), *long]:
 
         def run(bench: Bench, scene: Scene = scene) -> None:

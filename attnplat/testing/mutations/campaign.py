@@ -85,6 +85,13 @@ class Outcome:
         """Whether all were caught, by a suite that healthy subjects pass."""
         return not self.escaped and not self.unhealthy
 
+    def kills(self) -> Kills:
+        """What a full run has found, for quick runs and the docs."""
+        return Kills(
+            planted=self.planted,
+            mutants={name: cases[0] for name, cases in self.mutants.items() if cases},
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -127,6 +134,7 @@ def run_campaign(
     if level == "quick":
         made = [m for m in made if m.name in kills.mutants]
     fused = Hunt(_healthy_sdpa(), suite, grounds, workers)
+    unhealthy |= {f"TORCH_SDPA {name}": why for name, why in fused.warm(needed).items()}
     killed = fused.run([_mutant_prey(m, level, kills) for m in made], told)
     return Outcome(
         level=level,
@@ -172,6 +180,7 @@ def _bug_prey(bug: Bug, level: Level, kills: Kills) -> Prey:
 
 def _mutant_prey(mutant: Mutant, level: Level, kills: Kills) -> Prey:
     """A mutant is asked what caught it before first, then all that its module is about."""
+
     def plant(subject: Subject) -> Subject:
         return planted(mutant, subject)
 
@@ -185,4 +194,4 @@ def _mutant_prey(mutant: Mutant, level: Level, kills: Kills) -> Prey:
 
 def _in_order(cases: Sequence[Case]) -> list[Case]:
     """Cases that catch much first, slow ones last."""
-    return sorted(cases, key=lambda case: ("DABCGEFIJHKNMRO".index(case.id[0])))
+    return sorted(cases, key=lambda case: "DABCGEFIJHKNMRO".index(case.id[0]))

@@ -117,8 +117,6 @@ def planted(mutant: Mutant, subject: Subject) -> Subject:
             return subject.replace(name=mutant.name, library=library)
     with copies(EXECUTION, changed) as made:
         merge = made["attnplat.ops.merge"]
-        library = replace(
-            library, merge_states=merge.merge_states, apply_sinks=merge.apply_sinks
-        )
+        library = replace(library, merge_states=merge.merge_states, apply_sinks=merge.apply_sinks)
         impl = made[f"{_PORTABLE}.torch_sdpa"].TorchSdpaImpl
         return subject.replace(name=mutant.name, impl=impl, library=library)

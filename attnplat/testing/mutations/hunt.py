@@ -81,7 +81,7 @@ class Hunt:
                     wrong[case.id] = result.reason
         threaded = [case for case in cases if case.threaded]
         found = self.run([Prey("healthy", lambda subject: subject, threaded, all=True)])
-        return wrong | {name: "fails on several threads" for name in found["healthy"]}
+        return wrong | dict.fromkeys(found["healthy"], "fails on several threads")
 
     def run(
         self, preys: Iterable[Prey], told: Callable[[str, list[str]], None] | None = None

@@ -86,7 +86,9 @@ def expressions(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Raise | ast.Assert | ast.JoinedStr | ast.arguments):
             continue
-        if _called(child) == "isinstance" or isinstance(node, ast.AnnAssign) and child is node.annotation:
+        if _called(child) == "isinstance":
+            continue
+        if isinstance(node, ast.AnnAssign) and child is node.annotation:
             continue
         if isinstance(node, ast.FunctionDef) and child is node.returns:
             continue

@@ -85,9 +85,7 @@ class Specimen(AttentionImpl):
         scratch = torch.empty(
             (self.form.num_heads, max(widest, 1), self.tile), dtype=self.wide, device=self.device
         )
-        made = Lengths(
-            query_start=lengths.query_start, seq_lens=lengths.seq_lens, scratch=scratch
-        )
+        made = Lengths(query_start=lengths.query_start, seq_lens=lengths.seq_lens, scratch=scratch)
         highest = None if pages is None else self.highest(made, batch, pages)
         return replace(made, highest_block=highest)
 
@@ -302,9 +300,7 @@ class Specimen(AttentionImpl):
         """exp(s - base)."""
         return torch.exp(s - base[..., None])
 
-    def finish(
-        self, call: Call, high: Tensor, total: Tensor, out: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def finish(self, call: Call, high: Tensor, total: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         """The sink joined, the sum divided out; [rows, heads, ...]."""
         if call.sinks is not None:
             high, total, out = self.with_sink(call.sinks, high, total, out)

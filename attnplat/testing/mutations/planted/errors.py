@@ -69,7 +69,7 @@ class BatchMasksIgnored(Specimen):
     """Masks of the batch that the layer did not declare are ignored."""
 
     def _check_batch(self, batch: Batch) -> None:
-        known = {n: None for n in ("causal", "ranges", "prefix_lens", "tree_mask")}
+        known = dict.fromkeys(("causal", "ranges", "prefix_lens", "tree_mask"))
         for name in self.form.batch_masks:
             known.pop(name)
         super()._check_batch(batch.replace(**known))

@@ -19,7 +19,9 @@ NEG_INF = float("-inf")
 class IndexerWithoutReLU(ReferenceIndexerImpl):
     """Scores are not cut at 0 before they are weighted."""
 
-    def logits(self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any) -> Tensor:  # fmt: skip
+    def logits(
+        self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any
+    ) -> Tensor:
         plus = super().logits(batch, pages, cache, q, weights, **given)
         minus = super().logits(batch, pages, cache, -q, weights, **given)
         return torch.where(plus == NEG_INF, plus, plus - minus)
@@ -29,7 +31,9 @@ class IndexerWithoutReLU(ReferenceIndexerImpl):
 class IndexerWeightsSwapped(ReferenceIndexerImpl):
     """Each head has the next one's weight."""
 
-    def logits(self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any) -> Tensor:  # fmt: skip
+    def logits(
+        self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any
+    ) -> Tensor:
         return super().logits(batch, pages, cache, q, weights.roll(1, 1), **given)
 
 
@@ -37,7 +41,9 @@ class IndexerWeightsSwapped(ReferenceIndexerImpl):
 class IndexerSeesFuture(ReferenceIndexerImpl):
     """Rows see keys in their future."""
 
-    def logits(self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any) -> Tensor:  # fmt: skip
+    def logits(
+        self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any
+    ) -> Tensor:
         start = batch.query_start_loc
         count = start[1:] - start[:-1]
         ends = torch.repeat_interleave(batch.seq_lens, count)
@@ -48,7 +54,9 @@ class IndexerSeesFuture(ReferenceIndexerImpl):
 class IndexerChoosesNaN(ReferenceIndexerImpl):
     """A NaN score is chosen before all others."""
 
-    def topk(self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any) -> Tensor:  # fmt: skip
+    def topk(
+        self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any
+    ) -> Tensor:
         chosen = super().topk(batch, pages, cache, q, weights, **given)
         logits = self.logits(batch, pages, cache, q, weights, **given)
         spoilt = logits.isnan()
@@ -68,7 +76,9 @@ class IndexerFillsWithZero(ReferenceIndexerImpl):
 class IndexerScoresTail(ReferenceIndexerImpl):
     """The cache's blocks past a sequence are scored."""
 
-    def logits(self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any) -> Tensor:  # fmt: skip
+    def logits(
+        self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any
+    ) -> Tensor:
         found = super().logits(batch, pages, cache, q, weights, **given)
         return torch.where(found == NEG_INF, 1e9, found)
 
@@ -77,7 +87,9 @@ class IndexerScoresTail(ReferenceIndexerImpl):
 class IndexerDropsTies(ReferenceIndexerImpl):
     """Of keys with equal scores one is chosen."""
 
-    def topk(self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any) -> Tensor:  # fmt: skip
+    def topk(
+        self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any
+    ) -> Tensor:
         chosen = super().topk(batch, pages, cache, q, weights, **given)
         logits = self.logits(batch, pages, cache, q, weights, **given)
         scores = logits.gather(1, chosen.clamp(min=0).long())
@@ -90,7 +102,9 @@ class IndexerDropsTies(ReferenceIndexerImpl):
 class IndexerReadsOtherBlocks(ReferenceIndexerImpl):
     """All requests read the first one's blocks."""
 
-    def logits(self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any) -> Tensor:  # fmt: skip
+    def logits(
+        self, batch: Any, pages: Any, cache: Any, q: Tensor, weights: Tensor, **given: Any
+    ) -> Tensor:
         table = pages.block_table[:1].expand_as(pages.block_table)
         found = replace(pages, block_table=torch.where(pages.block_table < 0, -1, table.abs()))
         return super().logits(batch, found, cache, q, weights, **given)

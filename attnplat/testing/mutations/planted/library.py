@@ -38,7 +38,9 @@ def merging(
             weight = weigh(lse - base)
             total = total + weight
             more = part.to(wide) * weight[..., None]
-            merged = merged + (torch.where((lse != NEG_INF)[..., None], more, 0.0) if guarded else more)
+            merged = merged + (
+                torch.where((lse != NEG_INF)[..., None], more, 0.0) if guarded else more
+            )
         if divided:
             merged = merged / torch.where(total == 0, 1.0, total)[..., None]
         return merged.to(outs[0].dtype), base + log(total)
@@ -67,9 +69,7 @@ def merge_not_divided(library: Library) -> Library:
 @BUGS.library
 def merge_averages(library: Library) -> Library:
     """Parts are averaged, whatever their weight."""
-    return replace(
-        library, merge_states=merging(lambda lse: torch.where(lse == NEG_INF, 0.0, 1.0))
-    )
+    return replace(library, merge_states=merging(lambda lse: torch.where(lse == NEG_INF, 0.0, 1.0)))
 
 
 @BUGS.library
@@ -280,8 +280,9 @@ def nan_spreads(library: Library) -> Library:
     """A NaN in one token spoils all tokens that are encoded with it."""
 
     def encode(format: Any, x: Tensor, **given: Any) -> Tensor:
-        return library.encode_rows(format, torch.full_like(x, torch.nan) if x.isnan().any() else x,
-                                   **given)
+        return library.encode_rows(
+            format, torch.full_like(x, torch.nan) if x.isnan().any() else x, **given
+        )
 
     return recoded(library, encode=encode)
 
@@ -330,7 +331,9 @@ class _ScalesElsewhere(Pages):
 
     def read(self, **given: Any) -> Any:
         k, v = super().read(**given)
-        return torch.where(torch.arange(len(k), device=k.device)[:, None, None, None] == 2, 0 * k, k), v
+        return torch.where(
+            torch.arange(len(k), device=k.device)[:, None, None, None] == 2, 0 * k, k
+        ), v
 
 
 @BUGS.library

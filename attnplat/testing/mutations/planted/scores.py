@@ -266,9 +266,7 @@ class SinkOfNextHead(Specimen):
 class SinkNotInLse(Specimen):
     """The LSE leaves the sink out."""
 
-    def finish(
-        self, call: Call, high: Tensor, total: Tensor, out: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def finish(self, call: Call, high: Tensor, total: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         result, _ = super().finish(call, high, total, out)
         return result, self.log_sum(high, total).transpose(0, 1)
 
@@ -277,9 +275,7 @@ class SinkNotInLse(Specimen):
 class SinkOnlyWithKeys(Specimen):
     """A row without keys has an LSE of -inf, not the sink."""
 
-    def finish(
-        self, call: Call, high: Tensor, total: Tensor, out: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def finish(self, call: Call, high: Tensor, total: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         result, lse = super().finish(call, high, total, out)
         return result, torch.where((total == 0).transpose(0, 1), NEG_INF, lse)
 
