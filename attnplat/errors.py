@@ -75,6 +75,10 @@ class ModelFileError(AttnplatError):
 class CacheDirectoryError(AttnplatError):
     """The cache directory cannot be created or written."""
 
+class OfflineError(AttnplatError):
+    """Something would have to be fetched, and the user has forbidden the network."""
+
+
 
 class OutOfBlocksError(AttnplatError):
     """The KV cache has too few blocks for what was asked."""

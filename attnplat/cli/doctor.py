@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform as host
-import time
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnplat.cli.main import EXIT_BAD_INPUT, EXIT_OK
@@ -26,6 +23,7 @@ from attnplat.platforms.detection import Detection
 from attnplat.platforms.device import DeviceInfo, PlatformName
 from attnplat.platforms.distributions import DISTRIBUTIONS
 from attnplat.platforms.inventory import FEATURES, SWITCHES, Inventory
+from attnplat.storage import FolderState, cache_folder, check_folder
 
 ERROR, WARNING, ADVICE = "error", "warning", "advice"
 
@@ -38,13 +36,6 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-class CacheFolder(NamedTuple):
-    """Where converted weights and built kernels go, and why nothing can be written there."""
-
-    path: Path
-    problem: str | None
-
-
 class Examination(NamedTuple):
     """All that was looked at. `device` is None where the user named one that cannot be."""
 
@@ -52,7 +43,7 @@ class Examination(NamedTuple):
     detections: Mapping[str, Detection]
     inventory: Inventory
     environment: Environment
-    cache: CacheFolder
+    cache: FolderState
     errors: tuple[str, ...] = ()
 
     @property
@@ -94,7 +85,7 @@ def examine() -> Examination:
         detections=detections,
         inventory=Inventory.installed(environment),
         environment=environment,
-        cache=check_cache_folder(cache_folder(environment)),
+        cache=check_folder(cache_folder(environment)),
         errors=tuple(dict.fromkeys(errors)),
     )
 
@@ -125,39 +116,6 @@ def _used_device(
     except AttnplatError as error:
         errors.append(str(error))
         return None
-
-
-def cache_folder(environment: Environment) -> Path:
-    """The folder for attnplat's files: ATTNPLAT_CACHE_DIR, else the operating system's."""
-    if environment.cache_dir is not None:
-        return environment.cache_dir
-    from platformdirs import user_cache_path
-
-    return user_cache_path("attnplat")
-
-
-def check_cache_folder(path: Path) -> CacheFolder:
-    """Whether files can be written in `path`, which need not exist; leaves nothing behind."""
-    existing = next((p for p in (path, *path.parents) if p.exists()), None)
-    if existing is None:
-        return CacheFolder(path, "no folder above it exists")
-    if not existing.is_dir():
-        return CacheFolder(path, f"{existing} is not a folder")
-    try:
-        _write_and_remove(existing / f".attnplat-{os.getpid()}-{time.monotonic_ns()}")
-    except OSError as error:
-        return CacheFolder(path, f"{existing}: {error.strerror or error}")
-    return CacheFolder(path, None)
-
-
-def _write_and_remove(path: Path) -> None:
-    # Permission bits do not tell: root passes them, and a disk may be full or read-only.
-    with path.open("xb") as probe:
-        try:
-            probe.write(b"attnplat")
-            probe.flush()
-        finally:
-            path.unlink()
 
 
 def findings(examination: Examination) -> list[Finding]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from attnplat.cli.doctor import cache_folder
 from attnplat.cli.main import EXIT_OK
 from attnplat.cli.tables import print_table
 from attnplat.config.attention import AttentionConfig
@@ -27,6 +26,7 @@ from attnplat.errors import (
 )
 from attnplat.platforms import current_platform, platform_for
 from attnplat.platforms.platform import Platform
+from attnplat.storage import Store, cache_folder
 
 if TYPE_CHECKING:
     import torch
@@ -239,7 +239,7 @@ def _load(
         implementation=IMPLEMENTATION,
         dtype=None if dtype is None else getattr(torch, dtype.value),
         device=device,
-        cache=None if args.no_cache else WeightCache(cache_folder(environment)),
+        cache=None if args.no_cache else Store(cache_folder(environment), "models"),
         offline=bool(environment.offline),
         progress=show.during,
     )

@@ -159,13 +159,27 @@ def test_a_corrupt_model_is_one_message_and_a_code(
     assert f"{str(folder)!r} cannot be loaded" in capsys.readouterr().err
 
 
-def test_a_cache_folder_that_cannot_be_written_is_one_message_and_a_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_cache_folder_that_cannot_be_written_is_told_of_once_and_done_without(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "model.gguf").write_bytes(b"GGUF and no more")
     monkeypatch.setenv("ATTNPLAT_CACHE_DIR", str(tmp_path / "file"))
-    assert main(command(tmp_path / "model.gguf", "--prompt", "ab")) == 2
+    for _ in range(2):
+        assert main(command(tmp_path / "model.gguf", "--prompt", "ab")) == 2
+        assert "model.gguf' cannot be loaded" in capsys.readouterr().err
+    notices = [r.getMessage() for r in caplog.records if "cannot be written" in r.getMessage()]
+    assert len(notices) == 1 and "ATTNPLAT_CACHE_DIR" in notices[0]
+
+
+def test_offline_a_name_on_the_hub_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNPLAT_OFFLINE", "1")
+    assert main(["run", "--model", "nobody/has-this", "--prompt", "ab"]) == 2
     err = capsys.readouterr().err
     assert "cannot be written" in err and "ATTNPLAT_CACHE_DIR" in err and "--no-cache" in err
 

@@ -20,7 +20,7 @@ from attnplat.integrations.transformers import PagedModel, generate, register
 from attnplat.integrations.transformers.decoding import complete
 from attnplat.integrations.transformers.loading import find_model, load_model
 from attnplat.integrations.transformers.scheduler import blocks_for_all
-from attnplat.integrations.transformers.weight_cache import WeightCache
+from attnplat.storage import Store
 
 pytestmark = pytest.mark.model
 
@@ -43,7 +43,7 @@ class Demo:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     register()
     folder = tmp_path_factory.mktemp("cache")
-    cache = WeightCache(folder)
+    cache = Store(folder, "models")
     loaded = load_model(
         find_model(None),
         implementation="attnplat",

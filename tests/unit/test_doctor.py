@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from attnplat.cli import doctor
-from attnplat.cli.doctor import Examination, check_cache_folder, findings
+from attnplat.cli.doctor import Examination, findings
 from attnplat.cli.main import main
 from attnplat.cli.tables import plain_table
 from attnplat.config.env import Environment
@@ -25,6 +25,7 @@ from attnplat.platforms.detection import Detection
 from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.inventory import Inventory
 from attnplat.platforms.rocm import detect as rocm
+from attnplat.storage import check_folder
 
 # An instruction set that this machine surely lacks.
 FOREIGN_ISA = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"
@@ -81,7 +82,7 @@ def examine(
     detections = {"cuda": Detection(), "rocm": Detection(), "cpu": Detection()}
     if device is not None:
         detections[str(device.platform)] = Detection((device,), notes)
-    cache = check_cache_folder(Path("/"))
+    cache = check_folder(Path("/"))
     return Examination(device, detections, inventory, environment, cache._replace(problem=None))
 
 
@@ -165,14 +166,14 @@ def test_retired_and_unknown_variables_are_told(answer: Ask) -> None:
 
 
 def test_the_cache_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
-    assert check_cache_folder(tmp_path).problem is None
-    assert check_cache_folder(tmp_path / "a" / "b").problem is None
+    assert check_folder(tmp_path).problem is None
+    assert check_folder(tmp_path / "a" / "b").problem is None
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    problem = check_cache_folder(tmp_path / "file" / "below").problem
+    problem = check_folder(tmp_path / "file" / "below").problem
     assert problem is not None
     assert "is not a folder" in problem
-    assert check_cache_folder(Path("/proc/attnplat")).problem is not None
+    assert check_folder(Path("/proc/attnplat")).problem is not None
 
 
 def test_an_unwritable_cache_folder_is_told_with_the_fix(answer: Ask, tmp_path: Path) -> None:

