@@ -1,5 +1,5 @@
 """`python -m attnplat` is the `attnplat` command."""
 
-from attnplat.cli.main import main
+from attnplat.cli.main import program
 
-raise SystemExit(main())
+raise SystemExit(program())

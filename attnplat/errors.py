@@ -8,7 +8,6 @@ A message names the value, what is allowed, and the nearest fix where one is kno
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -75,9 +74,9 @@ class ModelFileError(AttnplatError):
 class CacheDirectoryError(AttnplatError):
     """The cache directory cannot be created or written."""
 
+
 class OfflineError(AttnplatError):
     """Something would have to be fetched, and the user has forbidden the network."""
-
 
 
 class OutOfBlocksError(AttnplatError):
@@ -109,6 +108,8 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
     A name that shares its first three letters or more counts as like, so that a
     misspelt abbreviation finds the long name it was meant for.
     """
+    from difflib import get_close_matches  # only an error needs it
+
     by_lower = {k.lower(): k for k in known}
     folded = name.lower()
     matches = get_close_matches(folded, by_lower, n=1, cutoff=0.6)

@@ -6,7 +6,6 @@ or not. Nothing is probed when this module is imported.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -30,8 +29,6 @@ from attnplat.platforms.selection import Tables
 # In the order they are looked for: an accelerator comes before the CPU it is attached to.
 PLATFORMS: tuple[str, ...] = tuple(PlatformName)
 
-log = logging.getLogger("attnplat")
-
 
 def current_platform(index: int | None = None) -> Platform:
     """The platform of this machine: CUDA, else ROCm, else CPU; or what ATTNPLAT_DEVICE names.
@@ -48,20 +45,21 @@ def current_platform(index: int | None = None) -> Platform:
         return _platform_named(environment.device, environment, index)
     inventory = Inventory.installed(environment)
     for name in PLATFORMS:
-        devices = detect(name)
+        devices = _devices_here(name, inventory)
         if devices and _torch_drives(name, inventory):
             return _bind(_pick(name, devices, index), environment, inventory)
     raise DeviceError("no device was found, not even a CPU")
 
 
 def platform_for(
-    device: str, *, assume: str | None = None, inventory: Inventory | None = None
+    device: Any, *, assume: str | None = None, inventory: Inventory | None = None
 ) -> Platform:
     """The platform of the named device, which need not be here.
 
     Args:
         device: `rocm:gfx950`, `sm90`, `cpu:amx`, `h100`: an architecture is simulated.
-            `cuda`, `cuda:1`, `cpu`: a device of this machine.
+            `cuda`, `cuda:1`, `cpu`: a device of this machine. Or a `torch.device`, of which
+            `cuda` is an AMD device where torch drives those; or a `DeviceInfo`.
         assume: the packages a simulated device has: `all`, `installed`, `minimal` or the
             name of a profile; `all` when left out.
         inventory: the packages exactly, instead.
@@ -70,16 +68,43 @@ def platform_for(
         UnknownNameError: no such device, with the closest known.
         DeviceError: a device of this machine was named that is not here.
     """
-    platform = _platform_named(device, read_env(), None, assume=assume)
+    environment = read_env()
+    if isinstance(device, DeviceInfo):
+        packages = Inventory.assumed(assume or "all", device) if device.simulated else None
+        platform = _bind(device, environment, packages)
+    else:
+        name = device if isinstance(device, str) else _name_of_torchs(device, environment)
+        platform = _platform_named(name, environment, None, assume=assume)
     return platform if inventory is None else platform.replace(inventory=inventory)
 
 
-def detect(name: str) -> tuple[DeviceInfo, ...]:
-    """The visible devices of one platform on this machine; what was odd is logged once."""
-    found: Detection = _module(name, "detect").detect()
+def _name_of_torchs(device: Any, environment: Environment) -> str:
+    """Our name for a `torch.device`, known by its attributes so that torch is not imported."""
+    kind, index = getattr(device, "type", None), getattr(device, "index", None)
+    if not isinstance(kind, str):
+        raise UnknownNameError("device", device, PLATFORMS, hint="give a name or a torch.device")
+    if kind == PlatformName.CUDA and Inventory.installed(environment).usable("torch_rocm"):
+        kind = PlatformName.ROCM
+    return kind if index is None else f"{kind}:{index}"
+
+
+def detect(name: str, *, may_ask_torch: bool = False) -> tuple[DeviceInfo, ...]:
+    """The visible devices of one platform on this machine; what was odd is logged once.
+
+    With `may_ask_torch`, a driver that shows itself and tells of no device is asked through
+    torch, in a process of its own (seconds).
+    """
+    module = _module(name, "detect")
+    asks = may_ask_torch and name in (PlatformName.CUDA, PlatformName.ROCM)
+    found: Detection = module.detect(may_ask_torch=True) if asks else module.detect()
     for note in found.notes:
         _tell_once(note)
     return found.devices
+
+
+def _devices_here(name: str, inventory: Inventory) -> tuple[DeviceInfo, ...]:
+    drives = name != PlatformName.CPU and inventory.features.get(f"torch_{name}")
+    return detect(name, may_ask_torch=bool(drives and drives.usable))
 
 
 def _torch_drives(name: str, inventory: Inventory) -> bool:
@@ -95,7 +120,9 @@ def _torch_drives(name: str, inventory: Inventory) -> bool:
 
 @cache
 def _tell_once(notice: str) -> None:
-    log.warning("%s", notice)
+    import logging  # only a notice needs it, and each start would pay for it
+
+    logging.getLogger("attnplat").warning("%s", notice)
 
 
 def simulate(name: str, arch: str) -> DeviceInfo:
@@ -182,13 +209,15 @@ def _platform_named(
         device = simulate(name.platform, name.arch)
         inventory = Inventory.assumed(assume or "all", device)
         return _bind(device, environment, inventory)
-    devices = detect(name.platform)
+    inventory = Inventory.installed(environment)
+    devices = _devices_here(name.platform, inventory)
     if not devices:
         raise DeviceError(
             f"{text!r} names a device of this machine, and no {name.platform} device is here; "
             f"name an architecture to simulate one, such as {_example(name.platform)!r}"
         )
-    return _bind(_pick(name.platform, devices, name.index if index is None else index), environment)
+    picked = _pick(name.platform, devices, name.index if index is None else index)
+    return _bind(picked, environment, inventory)
 
 
 def _pick(platform: str, devices: tuple[DeviceInfo, ...], index: int | None) -> DeviceInfo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,14 +14,12 @@ from attnplat.config.run import RunContext
 from attnplat.errors import NoBackendError, SimulatedDeviceError
 from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.inventory import Inventory
-from attnplat.platforms.planning import ModelPlan, plan_model
 from attnplat.platforms.selection import Selection, Tables, select
 from attnplat.platforms.world import World
 
 if TYPE_CHECKING:
     from attnplat.backends.interface import AttentionImpl
-
-log = logging.getLogger("attnplat")
+    from attnplat.platforms.planning import ModelPlan
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,6 +105,8 @@ class Platform:
         `configs` holds one config per distinct kind of layer, in model order. Pure; works
         for simulated devices.
         """
+        from attnplat.platforms.planning import plan_model
+
         world = self.world(attention, run)
         return plan_model(
             [select(self.tables, c, world, allow_reference=allow_reference) for c in configs]
@@ -158,5 +157,9 @@ def log_choice(selection: Selection) -> None:
         if selection.requested is not None
         else selection.row.because  # type: ignore[union-attr]
     )
+    import logging  # each start of a light command would pay for it
+
     level = logging.WARNING if chosen.last_resort and not selection.requested else logging.INFO
-    log.log(level, "%s for %s: %s", chosen.name, selection.config.operation, because)
+    logging.getLogger("attnplat").log(
+        level, "%s for %s: %s", chosen.name, selection.config.operation, because
+    )

@@ -179,7 +179,7 @@ def test_the_wheel_installs_the_command(built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[0]) as archive:
         name = f"attnplat-{attnplat.__version__}.dist-info/entry_points.txt"
         points.read_string(archive.read(name).decode())
-    assert dict(points["console_scripts"]) == {"attnplat": "attnplat.cli.main:main"}
+    assert dict(points["console_scripts"]) == {"attnplat": "attnplat.cli.main:program"}
 
 
 @pytest.mark.build
