@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from attnplat.platforms.flat import get_attn_backend, get_mamba_attn_backend
     from attnplat.platforms.platform import Platform
     from attnplat.platforms.selection import Selection
+    from attnplat.platforms.shared import SharedSelection, select_shared
     from attnplat.platforms.world import World
 
 _HOME = {
@@ -65,6 +66,7 @@ _HOME = {
     "Platform": "attnplat.platforms.platform",
     "RunContext": "attnplat.config.run",
     "Selection": "attnplat.platforms.selection",
+    "SharedSelection": "attnplat.platforms.shared",
     "SparseMlaConfig": "attnplat.config.layer",
     "StateConfig": "attnplat.config.layer",
     "UnknownNameError": "attnplat.errors",
@@ -74,6 +76,7 @@ _HOME = {
     "get_attn_backend": "attnplat.platforms.flat",
     "get_mamba_attn_backend": "attnplat.platforms.flat",
     "platform_for": "attnplat.platforms",
+    "select_shared": "attnplat.platforms.shared",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

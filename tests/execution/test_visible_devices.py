@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attnplat.platforms.detection import visible_devices
+from attnplat.platforms.cuda.visible import visible_devices
 
 UUIDS = ["GPU-3a11f0c2-6a2b", "GPU-3a1177c2-0000", "GPU-9c2f1d60-11aa", "GPU-9c2f1d60-22bb"]
 
@@ -19,7 +19,7 @@ items = st.one_of(
 
 
 def test_a_negative_zero_is_the_first_device() -> None:
-    assert visible_devices("CUDA_VISIBLE_DEVICES", "-0,1", UUIDS).ordinals == (0, 1)
+    assert visible_devices("-0,1", UUIDS).ordinals == (0, 1)
 
 
 def as_torch_reads() -> tuple[int, ...]:
@@ -53,4 +53,4 @@ def test_every_list_gives_the_devices_that_torch_would_see(
         expected = as_torch_reads()
     except ValueError:  # torch cannot read a lone sign; CUDA takes it for no device
         return
-    assert visible_devices("CUDA_VISIBLE_DEVICES", text, UUIDS).ordinals == expected
+    assert visible_devices(text, UUIDS).ordinals == expected

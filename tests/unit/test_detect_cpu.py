@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from attnplat.config.env import CPU_ISAS
 from attnplat.errors import ConfigError, UnknownNameError
 from attnplat.platforms.cpu import arch, detect
 from attnplat.platforms.cpu.arch import AARCH64, X86_64, Processor
+from attnplat.platforms.cpu.cgroup import read_limits
 
 DATA = Path(__file__).parents[1] / "data" / "detect"
 
@@ -28,6 +30,8 @@ class Recorded:
     mem: str | None = None
     count: int | None = 8
     limit: str | None = None
+    identifier: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def system(self) -> str:
         return self.os
@@ -35,14 +39,15 @@ class Recorded:
     def machine(self) -> str:
         return self.cpu
 
-    def cpuinfo(self) -> str | None:
-        return self.info
+    def processor(self) -> str:
+        return self.identifier
+
+    def text(self, path: str) -> str | None:
+        known = {"/proc/cpuinfo": self.info, "/proc/meminfo": self.mem, **self.files}
+        return known.get(path)
 
     def sysctl(self) -> str | None:
         return self.ctl
-
-    def meminfo(self) -> str | None:
-        return self.mem
 
     def cores(self) -> int | None:
         return self.count
@@ -151,6 +156,161 @@ def test_without_a_readable_cpuinfo_x86_is_scalar_and_says_so(info: str | None) 
     (device,) = detect.detect_devices(Recorded(info=info))
     assert device.arch == "scalar"
     assert len(device.notes) == 1
+
+
+GIB = 2**30
+ROOT = "/sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    ("files", "processors", "memory"),
+    [
+        ({}, None, None),
+        ({"/proc/self/cgroup": ""}, None, None),
+        ({"/proc/self/cgroup": "0::/\n"}, None, None),
+        # Version 2, in a container that sees its own folder as the root.
+        (
+            {
+                "/proc/self/cgroup": "0::/\n",
+                f"{ROOT}/cpu.max": "250000 100000\n",
+                f"{ROOT}/memory.max": f"{4 * GIB}\n",
+            },
+            2.5,
+            4 * GIB,
+        ),
+        # The tightest of all folders above holds.
+        (
+            {
+                "/proc/self/cgroup": "0::/system.slice/docker-1.scope\n",
+                f"{ROOT}/system.slice/docker-1.scope/cpu.max": "max 100000\n",
+                f"{ROOT}/system.slice/docker-1.scope/memory.max": "max\n",
+                f"{ROOT}/system.slice/cpu.max": "400000 100000\n",
+                f"{ROOT}/system.slice/memory.max": f"{6 * GIB}\n",
+                f"{ROOT}/memory.max": f"{7 * GIB}\n",
+            },
+            4.0,
+            6 * GIB,
+        ),
+        # A process outside of its namespace's root.
+        ({"/proc/self/cgroup": "0::/../../x\n", f"{ROOT}/cpu.max": "50000 100000"}, 0.5, None),
+        # Version 1, the host's path that the container does not have.
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/docker/1\n3:cpu,cpuacct:/docker/1\n0::/\n",
+                f"{ROOT}/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
+                f"{ROOT}/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+                f"{ROOT}/memory/memory.limit_in_bytes": f"{2 * GIB}\n",
+            },
+            1.5,
+            2 * GIB,
+        ),
+        # Version 1 without limits.
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/\n3:cpu,cpuacct:/\n",
+                f"{ROOT}/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+                f"{ROOT}/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+                f"{ROOT}/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            None,
+            None,
+        ),
+        # Nonsense limits nothing.
+        (
+            {
+                "/proc/self/cgroup": "junk\n::\n0::/\n",
+                f"{ROOT}/cpu.max": "many few\n",
+                f"{ROOT}/memory.max": "-5\n",
+            },
+            None,
+            None,
+        ),
+        ({"/proc/self/cgroup": "0::/\n", f"{ROOT}/cpu.max": "100000 0\n"}, None, None),
+    ],
+)
+def test_control_groups_of_both_versions_are_read(
+    files: dict[str, str], processors: float | None, memory: int | None
+) -> None:
+    assert read_limits(files.get) == (processors, memory)
+
+
+@pytest.mark.parametrize(
+    ("quota", "affinity", "cores", "noted"),
+    [
+        ("200000 100000", 8, 2, True),
+        ("250000 100000", 8, 3, True),
+        ("10000 100000", 8, 1, True),
+        ("1600000 100000", 8, 8, False),
+        ("max 100000", 8, 8, False),
+        ("200000 100000", None, 2, True),
+        ("max 100000", 1, 1, False),
+    ],
+)
+def test_cores_are_those_of_the_affinity_and_of_the_control_group(
+    quota: str, affinity: int | None, cores: int, noted: bool
+) -> None:
+    files = {"/proc/self/cgroup": "0::/\n", f"{ROOT}/cpu.max": quota}
+    probes = linux("intel_sapphire_rapids", count=affinity, files=files)
+    (device,) = detect.detect_devices(probes)
+    assert device.cores == cores
+    assert bool(device.notes) == noted
+    assert all("control group" in note for note in device.notes)
+
+
+@pytest.mark.parametrize(("limit", "memory"), [(3 * GIB, 3 * GIB), (99 * GIB, 8 * GIB)])
+def test_memory_is_the_lesser_of_the_machines_and_the_control_groups(
+    limit: int, memory: int
+) -> None:
+    files = {"/proc/self/cgroup": "0::/\n", f"{ROOT}/memory.max": str(limit)}
+    probes = linux("amd_zen4", mem=f"MemTotal: {8 * GIB // 1024} kB\n", files=files)
+    assert detect.detect_devices(probes)[0].memory_bytes == memory
+
+
+@pytest.mark.parametrize(
+    ("identifier", "machine", "arch", "vendor", "noted"),
+    [
+        ("Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", "AMD64", "scalar", "intel", True),
+        ("AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD", "AMD64", "scalar", "amd", True),
+        ("ARMv8 (64-bit) Family 8 Model 1 Revision 201, Qualcomm", "ARM64", "neon", "arm", False),
+        ("", "AMD64", "scalar", "x86_64", True),
+    ],
+)
+def test_windows_tells_a_name_and_no_instruction_sets(
+    identifier: str, machine: str, arch: str, vendor: str, noted: bool
+) -> None:
+    probes = Recorded(os="win32", cpu=machine, identifier=identifier, count=16)
+    (device,) = detect.detect_devices(probes)
+    assert (device.arch, device.name, device.cores) == (arch, identifier, 16)
+    assert vendor in device.traits
+    assert [note.split()[0] for note in device.notes] == (["Windows"] if noted else [])
+
+
+def test_an_intel_python_on_an_apple_processor_is_told_of_the_better_one() -> None:
+    ctl = "machdep.cpu.brand_string: VirtualApple @ 2.50GHz\nhw.memsize: 17179869184\n"
+    (device,) = detect.detect_devices(Recorded(os="darwin", cpu="x86_64", ctl=ctl))
+    assert device.arch == "scalar"
+    assert "one for ARM is faster" in device.notes[0]
+
+
+@pytest.mark.parametrize("ctl", [None, "", "hw.memsize\n:::\n", "hw.optional.neon: 0\n"])
+def test_a_mac_that_tells_nothing_still_has_what_every_one_of_its_kind_has(
+    ctl: str | None,
+) -> None:
+    (device,) = detect.detect_devices(Recorded(os="darwin", cpu="arm64", ctl=ctl))
+    assert (device.arch, device.memory_bytes, device.notes) == ("neon", None, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("arm_neoverse_v2", "Neoverse-V2"),
+        ("arm_neoverse_n1", "Neoverse-N1"),
+        ("arm_a64fx", "A64FX"),
+        ("apple_m2_linux", ""),
+    ],
+)
+def test_arms_processors_are_named_by_their_numbers(name: str, told: str) -> None:
+    assert detect.detect_devices(linux(name, "aarch64"))[0].name == told
 
 
 def test_memory_and_cores_are_told() -> None:

@@ -28,8 +28,12 @@ A100 = NvmlDevice(
     40 * GIB,
     mig_enabled=True,
     mig=(
-        MigInstance("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "A100 MIG 3g.20gb", 20 * GIB),
-        MigInstance("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", "A100 MIG 1g.5gb", 5 * GIB),
+        MigInstance(
+            "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "A100 MIG 3g.20gb", 20 * GIB, (1, 0)
+        ),
+        MigInstance(
+            "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", "A100 MIG 1g.5gb", 5 * GIB, (13, 0)
+        ),
     ),
 )
 
@@ -43,6 +47,7 @@ class Recorded:
     files: tuple[str, ...] = ()
     release: str | None = None
     compatible: str | None = None
+    mem: str | None = None
     told: TorchReading = field(default_factory=TorchReading)
     torch_calls: int = 0
 
@@ -57,6 +62,9 @@ class Recorded:
 
     def device_tree_compatible(self) -> str | None:
         return self.compatible
+
+    def meminfo(self) -> str | None:
+        return self.mem
 
     def torch(self) -> TorchReading:
         self.torch_calls += 1
@@ -166,18 +174,32 @@ def test_cuda_visible_devices_is_obeyed_as_cuda_reads_it(
 
 @pytest.mark.parametrize(
     ("visible", "noted"),
-    [("0,7,1", True), ("1,1", True), ("none", True), ("", False), ("-1", False), ("0,-1", False)],
+    [
+        ("0,7,1", "'7' names no device here; it and what follows is ignored"),
+        ("1,1", "names a device twice, which hides them all"),
+        ("none", "'none' names no device here"),
+        ("GPU-3a11,GPU-9c2f", "'GPU-3a11' could be any of 2 devices"),
+        ("GPU-9c2f,GPU-ffff", "'GPU-ffff' names no device here"),
+        ("", None),
+        ("-1", None),
+        ("0,-1", None),
+        ("1,0,2", None),
+    ],
 )
-def test_a_list_that_loses_devices_by_mistake_is_noted(visible: str, noted: bool) -> None:
-    notes = detect.detect(machine(H200, B200, visible=visible, order="PCI_BUS_ID")).notes
-    assert bool(notes) == noted
-    assert all("CUDA_VISIBLE_DEVICES" in note for note in notes)
+def test_a_list_that_loses_devices_by_mistake_is_noted(visible: str, noted: str | None) -> None:
+    notes = detect.detect(machine(H200, B200, L4, visible=visible, order="PCI_BUS_ID")).notes
+    assert bool(notes) == (noted is not None)
+    assert all("CUDA_VISIBLE_DEVICES" in note and (noted or "") in note for note in notes)
 
 
 def test_unlike_devices_in_an_unsure_order_are_noted() -> None:
     assert "PCI_BUS_ID" in detect.detect(machine(H200, L4)).notes[0]
     assert detect.detect(machine(H200, L4, order="PCI_BUS_ID")).notes == ()
     assert detect.detect(machine(H200, H200._replace(uuid="GPU-1"))).notes == ()
+    assert detect.detect(machine(H200, L4, visible="GPU-3a11f0c2")).notes == ()
+
+
+OLD = f"MIG-{A100.uuid}"
 
 
 @pytest.mark.parametrize(
@@ -185,16 +207,46 @@ def test_unlike_devices_in_an_unsure_order_are_noted() -> None:
     [
         ("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", [20 * GIB]),
         ("MIG-cba6", [5 * GIB]),
-        ("MIG-cba6,MIG-c6d4", [5 * GIB, 20 * GIB]),
+        (f"{OLD}/13/0", [5 * GIB]),
+        (f"{OLD}/1/0,{OLD}/13/0", [20 * GIB]),
+        (f"{OLD}/2/0", []),
+        ("MIG-c", []),
         ("MIG-ffff", []),
+        ("MIG-cba6,MIG-cba6", []),
         ("0", [20 * GIB]),
+        ("GPU-5d5ba0d6", [20 * GIB]),
         (None, [20 * GIB]),
+        ("", []),
+        ("-1", []),
     ],
 )
 def test_a_mig_slice_has_its_own_memory(visible: str | None, memory: list[int]) -> None:
     devices = detect.detect_devices(machine(A100, visible=visible))
     assert [d.memory_bytes for d in devices] == memory
     assert all(d.arch == "sm80" and "MIG" in d.name for d in devices)
+
+
+@pytest.mark.parametrize(
+    ("visible", "name", "hidden"),
+    [
+        ("MIG-cba6,MIG-c6d4", "A100 MIG 1g.5gb", "1 of 2"),
+        (None, "A100 MIG 3g.20gb", "2 of 3"),
+        ("0,2", "A100 MIG 3g.20gb", "1 of 2"),
+        ("0,1", "NVIDIA H200", None),
+    ],
+)
+def test_a_process_sees_one_slice_and_then_no_other_device(
+    visible: str | None, name: str, hidden: str | None
+) -> None:
+    second = H200._replace(uuid="GPU-2")
+    found = detect.detect(machine(H200, second, A100, visible=visible, order="PCI_BUS_ID"))
+    assert (found.devices[0].name, found.devices[0].index) == (name, 0)
+    assert len(found.devices) == (2 if hidden is None else 1)
+    assert [note for note in found.notes if "one MIG slice" in note] == (
+        []
+        if hidden is None
+        else [f"CUDA shows a process one MIG slice and no other device: {hidden} are hidden"]
+    )
 
 
 def test_a_device_cut_into_no_slices_cannot_be_used() -> None:
@@ -208,6 +260,26 @@ def test_fields_the_driver_does_not_tell_are_unknown_and_nothing_is_assumed() ->
     assert (device.arch, device.capability, device.memory_bytes) == ("unknown", None, None)
     assert device.traits == frozenset()
     assert len(device.notes) == 1
+
+
+def test_a_jetsons_files_tell_what_its_nvml_does_not() -> None:
+    probes = machine(NvmlDevice("GPU-1", "Orin (nvgpu)"))
+    probes.release, probes.compatible = "# R36 (release)", "nvidia,tegra234\0"
+    probes.mem = "MemTotal:       64349336 kB\n"
+    (device,) = detect.detect_devices(probes)
+    assert (device.name, device.arch, device.notes) == ("Orin (nvgpu)", "sm87", ())
+    assert device.memory_bytes == 64349336 * 1024
+    assert "integrated" in device.traits
+
+
+def test_a_device_that_shares_the_systems_memory_has_that_memory() -> None:
+    gb10 = NvmlDevice("GPU-1", "NVIDIA GB10", (12, 1))
+    probes = machine(gb10, H200)
+    probes.mem = "MemTotal:       127600748 kB\n"
+    shared, own = detect.detect_devices(probes)
+    assert (shared.arch, shared.memory_bytes) == ("sm121", 127600748 * 1024)
+    assert own.memory_bytes == 150754820096
+    assert detect.detect_devices(machine(gb10))[0].memory_bytes is None
 
 
 class LibraryNotFound(Exception):
@@ -224,11 +296,12 @@ class Module:
     name: object = "NVIDIA H200"
     memory: object = 150754820096
     mig_mode: object = RuntimeError("Not Supported")
+    lost: frozenset[int] = frozenset()
     closed: bool = False
 
     @staticmethod
     def _answer(value: object) -> Any:
-        if isinstance(value, Exception):
+        if isinstance(value, BaseException):
             raise value
         return value
 
@@ -242,6 +315,8 @@ class Module:
         return self._answer(self.count)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index in self.lost:
+            raise RuntimeError("GPU is lost")
         return index
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
@@ -259,6 +334,12 @@ class Module:
 
     def nvmlDeviceGetMigMode(self, handle: int) -> Any:
         return self._answer(self.mig_mode)
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: Any) -> int:
+        return 7 + int(handle[1])
+
+    def nvmlDeviceGetComputeInstanceId(self, handle: Any) -> int:
+        return 0
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
         return 7
@@ -281,7 +362,7 @@ def test_nvml_is_read_field_by_field_and_closed() -> None:
 
 def test_mig_slices_are_read_where_the_mode_is_on() -> None:
     (device,) = nvml.read_nvml(Module(mig_mode=(1, 1))).devices
-    assert [i.uuid for i in device.mig] == ["MIG-0", "MIG-1"]
+    assert [(i.uuid, i.numbers) for i in device.mig] == [("MIG-0", (7, 0)), ("MIG-1", (8, 0))]
     (device,) = nvml.read_nvml(Module(mig_mode=(0, 1))).devices
     assert device.mig == ()
 
@@ -295,9 +376,10 @@ def test_mig_slices_are_read_where_the_mode_is_on() -> None:
         OSError("libnvidia-ml.so.1: cannot open shared object file"),
         AttributeError("nvmlInit"),
         KeyError("libamd_smi.so"),
+        SystemExit("no driver"),
     ],
 )
-def test_every_failure_of_nvml_is_survived_and_named(failure: Exception) -> None:
+def test_every_failure_of_nvml_is_survived_and_named(failure: BaseException) -> None:
     for module in (Module(init=failure), Module(count=failure)):
         reading = nvml.read_nvml(module)
         assert reading.devices == ()
@@ -311,11 +393,36 @@ def test_fields_that_fail_alone_leave_the_others() -> None:
     assert device == NvmlDevice("GPU-0")
 
 
+@pytest.mark.parametrize("capability", ["[N/A]", None, (), (9,), ("N", "A"), (0, 0), (9, 0, 0)])
+@pytest.mark.parametrize("memory", ["[N/A]", None, 0])
+def test_fields_that_are_no_numbers_are_unknown(capability: object, memory: object) -> None:
+    (device,) = nvml.read_nvml(Module(capability=capability, memory=memory)).devices
+    assert device == NvmlDevice("GPU-0", "NVIDIA H200")
+
+
+def test_a_lost_device_leaves_the_others_and_is_named() -> None:
+    reading = nvml.read_nvml(Module(count=3, lost=frozenset({1})))
+    assert [d.uuid for d in reading.devices] == ["GPU-0", "GPU-2"]
+    assert reading.notes == ("NVIDIA device 1 cannot be used (RuntimeError: GPU is lost)",)
+    assert detect.detect(Recorded(reading)).notes == reading.notes
+    failed = nvml.read_nvml(Module(count=1, lost=frozenset({0})))
+    assert failed.devices == ()
+    assert failed.failure is not None
+    assert "GPU is lost" in failed.failure
+
+
 def no_library() -> Any:
     raise OSError("libnvidia-ml.so.1: cannot open shared object file")
 
 
-def test_without_bindings_the_drivers_library_is_read() -> None:
+def bindings(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module that stands where NVIDIA's bindings would."""
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    return name
+
+
+def test_the_drivers_library_is_read_and_bindings_are_not_needed() -> None:
     (device,) = nvml.load_nvml("no_such_bindings", Module).devices
     assert device.capability == (9, 0)
     failure = nvml.load_nvml("no_such_bindings", no_library).failure
@@ -323,15 +430,25 @@ def test_without_bindings_the_drivers_library_is_read() -> None:
     assert "NVML cannot be loaded (OSError: libnvidia-ml.so.1" in failure
 
 
-def test_broken_bindings_are_survived_and_named_where_the_library_does_not_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("raise KeyError('libnvidia-ml.so')", "cannot be imported (KeyError"),
+        ("raise SystemExit(1)", "cannot be imported (SystemExit: 1)"),
+        ("import no_such_module_at_all", "cannot be imported (ModuleNotFoundError"),
+        ("", "NVML cannot be started (AttributeError"),
+        ("def nvmlInit(): raise RuntimeError('Driver Not Loaded')", "Driver Not Loaded"),
+    ],
+)
+def test_bindings_are_asked_only_where_there_is_no_library_and_their_failures_told(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "broken_nvml_bindings.py").write_text("raise KeyError('libnvidia-ml.so')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert nvml.load_nvml("broken_nvml_bindings", Module).devices
-    failure = nvml.load_nvml("broken_nvml_bindings", no_library).failure
+    name = bindings(tmp_path, f"attnplat_test_bindings_{abs(hash(text))}", text, monkeypatch)
+    assert nvml.load_nvml(name, Module).devices
+    failure = nvml.load_nvml(name, no_library).failure
     assert failure is not None
-    assert "broken_nvml_bindings cannot be imported (KeyError" in failure
+    assert "NVML cannot be loaded (OSError" in failure
+    assert told in failure
 
 
 # As much of NVML as detection calls, with one device; `nvmlDeviceGetMigMode` is not supported.
@@ -352,16 +469,33 @@ int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     *major = 9; *minor = 0; return 0; }
 int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
     memory->total = 150754820096ull; return 0; }
+#ifndef MIG
 int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *pending) { return 3; }
+#else
+static int slices[2];
+int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *pending) {
+    *now = *pending = 1; return 0; }
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) { *count = 7; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned i, void **slice) {
+    *slice = &slices[i & 1]; return i < 2 ? 0 : 6; }
+int nvmlDeviceGetGpuInstanceId(void *slice, unsigned *id) {
+    *id = slice == &slices[0] ? 1 : 13; return 0; }
+int nvmlDeviceGetComputeInstanceId(void *slice, unsigned *id) { *id = 0; return 0; }
+#endif
 """
+
+
+def built(folder: Path, *options: str) -> nvml_library.NvmlLibrary:
+    source, library = folder / "nvml.c", folder / "libnvml.so"
+    source.write_text(C_LIBRARY)
+    command = ["cc", "-shared", "-fPIC", *options, "-o", str(library), str(source)]
+    subprocess.run(command, check=True, timeout=60)
+    return nvml_library.NvmlLibrary((str(folder / "missing.so"), str(library)))
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_drivers_library_is_called_as_its_c_interface_says(tmp_path: Path) -> None:
-    source, library = tmp_path / "nvml.c", tmp_path / "libnvml.so"
-    source.write_text(C_LIBRARY)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
-    loaded = nvml_library.NvmlLibrary((str(tmp_path / "missing.so"), str(library)))
+    loaded = built(tmp_path)
     assert nvml.read_nvml(loaded) == NvmlReading(
         (NvmlDevice("GPU-3a11f0c2", "NVIDIA H200", (9, 0), 150754820096),)
     )
@@ -371,10 +505,29 @@ def test_the_drivers_library_is_called_as_its_c_interface_says(tmp_path: Path) -
         loaded.nvmlDeviceGetMigMode(loaded.nvmlDeviceGetHandleByIndex(0))
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_slices_are_read_through_the_drivers_library_too(tmp_path: Path) -> None:
+    (device,) = nvml.read_nvml(built(tmp_path, "-DMIG")).devices
+    assert device.mig_enabled
+    assert [instance.numbers for instance in device.mig] == [(1, 0), (13, 0)]
+    assert {instance.memory_bytes for instance in device.mig} == {150754820096}
+
+
 def test_a_machine_without_the_library_is_an_os_error() -> None:
     for names in ((), ("/nowhere/libnvml.so",)):
         with pytest.raises(OSError, match=r"NVML|nowhere"):
             nvml_library.NvmlLibrary(names)
+
+
+@pytest.mark.parametrize("name", ["nvml_from_the_test"])
+def test_bindings_that_find_the_library_elsewhere_are_used(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions = ["nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"]
+    text = "".join(f"def {f}(*a): return 1\n" for f in functions)
+    text += "def nvmlDeviceGetUUID(h): return 'GPU-there'\n"
+    bindings(tmp_path, name, text, monkeypatch)
+    assert nvml.load_nvml(name, no_library).devices == (NvmlDevice("GPU-there"),)
 
 
 def test_without_driver_and_nvml_there_is_nothing_to_tell() -> None:
@@ -393,6 +546,14 @@ def test_a_driver_without_nvml_is_noted_and_torch_asked_only_when_allowed() -> N
     (device,) = detect.detect(probes, may_ask_torch=True).devices
     assert (device.arch, device.memory_bytes) == ("sm90", 150 * GIB)
     assert "no bindings" in device.notes[0]
+
+
+def test_a_container_that_shows_only_its_hosts_driver_has_no_device_and_starts_nothing() -> None:
+    files = ("/proc/driver/nvidia/version",)
+    probes = Recorded(NvmlReading(failure="NVML cannot be loaded"), files=files)
+    found = detect.detect(probes, may_ask_torch=True)
+    assert (found.devices, probes.torch_calls) == ((), 0)
+    assert "not in this container" in found.notes[0]
 
 
 def test_torch_and_nvml_that_disagree_are_recorded() -> None:
@@ -415,6 +576,7 @@ def test_torch_and_nvml_that_disagree_are_recorded() -> None:
         ("# R35 (release), REVISION: 4.1", None, "sm72"),
         ("# R32 (release)", "", "sm53"),
         ("", None, "sm53"),
+        ("# R99999999999 (release)", None, "sm87"),
     ],
 )
 def test_a_jetson_without_nvml_is_known_by_its_files(
@@ -423,6 +585,12 @@ def test_a_jetson_without_nvml_is_known_by_its_files(
     (device,) = detect.detect_devices(Recorded(release=release, compatible=compatible))
     assert (device.platform, device.arch) == ("cuda", name)
     assert "integrated" in device.traits
+    hidden = Recorded(
+        environment=DriverEnvironment(cuda_visible_devices=""),
+        release=release,
+        compatible=compatible,
+    )
+    assert detect.detect_devices(hidden) == ()
 
 
 def test_looking_for_devices_imports_no_torch() -> None:

@@ -157,7 +157,7 @@ def test_nonsense_is_refused_with_the_known_ones(name: str) -> None:
         (None, "", None, []),
         (None, "-1", None, []),
         (None, "2,9,0", None, ["gfx950"]),
-        (None, "1,1", None, []),
+        (None, "1,1", None, ["gfx942"]),
         ("2,3", None, None, ["gfx950", "gfx90a"]),
         ("2,3", "1", None, ["gfx90a"]),
         ("2,3", "2", None, []),
@@ -166,6 +166,28 @@ def test_nonsense_is_refused_with_the_known_ones(name: str) -> None:
         ("GPU-123456789abcdef0", None, None, ["gfx950"]),
         ("GPU-1234", None, None, ["gfx950"]),
         ("GPU-0", None, None, []),
+        # ROCr: any base, spaces, both kinds mixed; the second naming of a device ends the list.
+        ("gpu-123456789ABC", None, None, ["gfx950"]),
+        ("0x2, 03", None, None, ["gfx950", "gfx90a"]),
+        ("0,GPU-1234,1", None, None, ["gfx942", "gfx950", "gfx942"]),
+        ("2,2,3", None, None, ["gfx950"]),
+        ("2,1gpu,3", None, None, ["gfx950"]),
+        ("3,,2", None, None, ["gfx90a"]),
+        ("-1", None, None, []),
+        ("", None, None, []),
+        ("GPU-", None, None, []),
+        ("99999999999999999999999", None, None, []),
+        # HIP: plain numbers without spaces, parts of UUIDs; a second naming changes nothing.
+        (None, "1,1,3", None, ["gfx942", "gfx90a"]),
+        (None, "3, 2", None, ["gfx90a"]),
+        (None, "3,02", None, ["gfx90a"]),
+        (None, "3,", None, ["gfx90a"]),
+        (None, "GPU-123456789abcdef0,0", None, ["gfx950", "gfx942"]),
+        (None, "GPU-ffff,0", None, []),
+        (None, "all", None, []),
+        (None, "9" * 5000, None, []),
+        (None, None, "", []),
+        (None, None, "1,1", ["gfx942"]),
     ],
 )
 def test_lists_of_visible_devices_are_obeyed_in_order(
@@ -177,6 +199,73 @@ def test_lists_of_visible_devices_are_obeyed_in_order(
     devices = detect.detect_devices(Recorded(FOUR, environment))
     assert [d.arch for d in devices] == archs
     assert [d.index for d in devices] == list(range(len(archs)))
+
+
+@pytest.mark.parametrize(
+    ("rocr", "hip", "told"),
+    [
+        ("2,2", None, "ROCR_VISIBLE_DEVICES='2,2' names a device twice"),
+        ("7", None, "ROCR_VISIBLE_DEVICES='7': '7' names no device here"),
+        ("GPU", None, "'GPU' names no device here"),
+        ("GPU-1", None, "'GPU-1' could be any of 2 devices"),
+        (None, "x", "HIP_VISIBLE_DEVICES='x': 'x' names no device here"),
+        (None, "", "HIP_VISIBLE_DEVICES is empty: torch hides every device, and HIP none"),
+        (None, "-1", None),
+        ("", None, None),
+    ],
+)
+def test_lists_that_lose_devices_by_mistake_are_noted(
+    rocr: str | None, hip: str | None, told: str | None
+) -> None:
+    environment = DriverEnvironment(rocr_visible_devices=rocr, hip_visible_devices=hip)
+    twin = KfdNode(
+        5, (FOUR[3].properties or "").replace(str(0x123456789ABCDEF0), str(0x1FFFFFFFFFFFFFFF))
+    )
+    notes = detect.detect(Recorded((*FOUR, twin), environment)).notes
+    assert len(notes) == (told is not None)
+    assert all((told or "") in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "keeps", "loses"),
+    [
+        ("rx9070xt", "9.4.2", {"bf16", "fp8"}, {"mfma", "cdna", "mi3xx", "wave64", "wmma"}),
+        ("mi300x", "11.0.0", {"bf16"}, {"mfma", "wmma", "rdna", "wave32", "mi3xx"}),
+        ("strix_halo", "11.0.0", {"rdna3", "wmma"}, {"cdna"}),
+    ],
+)
+def test_a_device_that_passes_for_one_of_another_family_gets_what_both_have(
+    name: str, override: str, keeps: set[str], loses: set[str]
+) -> None:
+    environment = DriverEnvironment(hsa_override_gfx_version=override)
+    (device,) = detect.detect_devices(Recorded((node(1, name),), environment))
+    assert keeps <= device.traits
+    assert not loses & device.traits
+    assert "HSA_OVERRIDE_GFX_VERSION" in device.notes[-1]
+
+
+@pytest.mark.parametrize("version", [0, 80003, 70001, 91600, 9999999999])
+def test_an_amd_device_of_no_known_kind_is_passed_over_and_told(version: int) -> None:
+    text = (
+        (DATA / "mi300x.txt")
+        .read_text()
+        .replace("gfx_target_version 90402", f"gfx_target_version {version}")
+    )
+    found = detect.detect(Recorded((node(0, "processor"), KfdNode(1, text), node(2, "mi355x"))))
+    assert [d.arch for d in found.devices] == ["gfx950"]
+    assert found.notes == (
+        f"KFD node 1 is an AMD device with gfx_target_version {version}, "
+        "no architecture from gfx900 on; it is passed over",
+    )
+    alone = detect.detect(Recorded((KfdNode(1, text),)))
+    assert (alone.devices, len(alone.notes)) == ((), 1)
+
+
+@pytest.mark.parametrize("name", ["gfx900", "gfx906", "gfx90c"])
+def test_older_parts_with_the_numbers_of_cdna_are_not_taken_for_it(name: str) -> None:
+    # torch calls all of these (9, 0), as it does gfx90a; they lack its matrix instructions.
+    traits = detect.simulate(name).traits
+    assert not {"cdna", "mfma", "mi3xx", "bf16", "fp8"} & traits
 
 
 def test_an_override_of_the_version_is_told() -> None:
@@ -202,7 +291,7 @@ def test_nodes_that_may_not_be_read_are_named_only_where_nothing_else_is_found()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "gfx_target_version", "simd_count x\n", "\0\0", "simd_count 4"]
+    "text", ["", "gfx_target_version", "simd_count x\n", "\0\0", "simd_count 0"]
 )
 def test_a_broken_properties_file_is_no_device(text: str) -> None:
     assert detect.detect(Recorded((KfdNode(1, text),))) == ((), ())
@@ -221,6 +310,14 @@ def test_torch_is_asked_only_under_wsl_and_only_when_allowed() -> None:
     assert probes.torch_calls == 0
     (device,) = detect.detect(probes, may_ask_torch=True).devices
     assert (device.arch, device.memory_bytes) == ("gfx1100", 25753026560)
+    probes.told = TorchReading("rocm", (TorchDevice("RX 7900", (11, 0), 1), *told.devices))
+    found = detect.detect(probes, may_ask_torch=True)
+    assert [(d.arch, d.index) for d in found.devices] == [("gfx1100", 1)]
+    assert "torch does not tell the architecture of 'RX 7900'" in found.notes[0]
+    probes.told = TorchReading(failure="exit code 1")
+    assert "exit code 1" in detect.detect(probes, may_ask_torch=True).notes[0]
+    probes.told = TorchReading("cuda", (TorchDevice("NVIDIA L4", (8, 9), 1),))
+    assert detect.detect(probes, may_ask_torch=True).devices == ()
     assert detect.detect(Recorded(), may_ask_torch=True) == ((), ())
 
 
@@ -234,7 +331,7 @@ def test_the_topology_is_read_from_its_folders(tmp_path: Path) -> None:
     (drm / "renderD128" / "device").mkdir(parents=True)
     (drm / "renderD128" / "device" / "product_name").write_text("MI325X\n")
     (nodes / "generation_id").write_text("2\n")
-    found = detect.SystemProbes(nodes, drm).kfd_nodes()
+    found = detect.read_kfd_nodes(nodes, drm)
     assert [n.number for n in found] == [0, 2, 10]
     device = detect.parse_node(found[2])
     assert device is not None
@@ -242,4 +339,4 @@ def test_the_topology_is_read_from_its_folders(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_a_topology_has_no_devices(tmp_path: Path) -> None:
-    assert detect.SystemProbes(tmp_path / "none", tmp_path).kfd_nodes() == ()
+    assert detect.SystemProbes(tmp_path).kfd_nodes() == ()

@@ -1,22 +1,24 @@
 """The processor this process runs on: its vendor, what it can execute, how much of it is ours.
 
 Reads what the operating system reports (`/proc/cpuinfo`, `sysctl` on macOS), which leaves out
-what the system or a virtual machine has switched off.
+what the system or a virtual machine has switched off, and what a container may use of it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform as host
-import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from attnplat.config.env import Environment, read_env
 from attnplat.platforms.cpu.arch import AARCH64, X86_64, Processor, device_of
 from attnplat.platforms.cpu.arch import simulate as simulate
-from attnplat.platforms.detection import Detection, read_text
+from attnplat.platforms.cpu.cgroup import read_limits
+from attnplat.platforms.detection import Detection, parse_meminfo, read_text
 from attnplat.platforms.device import DeviceInfo
 
 _MACHINES = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
@@ -39,6 +41,23 @@ SYSCTL_FLAGS: dict[str, str] = {
 }
 
 
+# ARM's processors have no names in `/proc/cpuinfo`: (implementer, part) -> name.
+ARM_NAMES: dict[tuple[str, str], str] = {
+    ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0b"): "Cortex-A76",
+    ("0x41", "0xd0c"): "Neoverse-N1",
+    ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd42"): "Cortex-A78AE",
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",
+    ("0x41", "0xd84"): "Neoverse-V3",
+    ("0x46", "0x001"): "A64FX",
+    ("0x48", "0xd01"): "Kunpeng-920",
+    ("0x4e", "0x004"): "Carmel",
+    ("0xc0", "0xac3"): "Ampere-1",
+}
+
+
 class Probes(Protocol):
     """The system accesses that detection needs; tests pass recorded values."""
 
@@ -46,11 +65,11 @@ class Probes(Protocol):
 
     def machine(self) -> str: ...
 
-    def cpuinfo(self) -> str | None: ...
+    def processor(self) -> str: ...
 
     def sysctl(self) -> str | None: ...
 
-    def meminfo(self) -> str | None: ...
+    def text(self, path: str) -> str | None: ...
 
     def cores(self) -> int | None: ...
 
@@ -58,10 +77,11 @@ class Probes(Protocol):
 
 
 class SystemProbes:
-    """This machine. Nothing is read before it is asked for."""
+    """This machine. Nothing is read before it is asked for; files are those under `root`."""
 
-    def __init__(self, environment: Environment | None = None) -> None:
+    def __init__(self, environment: Environment | None = None, root: str | Path = "/") -> None:
         self._environment = environment
+        self._root = Path(root)
 
     def system(self) -> str:
         return sys.platform
@@ -69,8 +89,12 @@ class SystemProbes:
     def machine(self) -> str:
         return host.machine()
 
-    def cpuinfo(self) -> str | None:
-        return read_text("/proc/cpuinfo")
+    def processor(self) -> str:
+        """What Windows calls the processor; other systems start a program to tell."""
+        return host.processor() if sys.platform == "win32" else ""
+
+    def text(self, path: str) -> str | None:
+        return read_text(self._root / path.lstrip("/"))
 
     def sysctl(self) -> str | None:
         import subprocess
@@ -86,9 +110,6 @@ class SystemProbes:
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout
-
-    def meminfo(self) -> str | None:
-        return read_text("/proc/meminfo")
 
     def cores(self) -> int | None:
         """Processors in this process's affinity mask, where there is such a thing."""
@@ -110,16 +131,45 @@ def detect(probes: Probes | None = None) -> Detection:
     """The processor, and what was odd about finding it."""
     probes = SystemProbes() if probes is None else probes
     machine = _MACHINES.get(probes.machine().lower(), probes.machine().lower())
+    processor, memory = _read(probes, machine)
+    device = device_of(processor, probes.isa_limit())
+    notes = [*device.notes, *_notes(processor, probes.system())]
+    cores = probes.cores()
+    if probes.system() == "linux":
+        limits = read_limits(probes.text)
+        memory = min((m for m in (memory, limits.memory_bytes) if m is not None), default=None)
+        allowed = None if limits.processors is None else max(1, math.ceil(limits.processors))
+        if allowed is not None and (cores is None or allowed < cores):
+            notes.append(_limit_note(limits.processors, cores))
+            cores = allowed
+    return Detection((replace(device, memory_bytes=memory, cores=cores, notes=tuple(notes)),))
+
+
+def _read(probes: Probes, machine: str) -> tuple[Processor, int | None]:
+    """The processor and the machine's memory, by what the operating system has to tell."""
     if probes.system() == "darwin":
         text = probes.sysctl() or ""
-        processor, memory = parse_sysctl(text, machine), sysctl_memory(text)
-    else:
-        text = probes.cpuinfo() or ""
-        processor, memory = parse_cpuinfo(text, machine), parse_meminfo(probes.meminfo() or "")
-    device = device_of(processor, probes.isa_limit())
-    if not processor.flags and machine != AARCH64:
-        device = replace(device, notes=(*device.notes, _blind_note(machine)))
-    return Detection((replace(device, memory_bytes=memory, cores=probes.cores()),))
+        return parse_sysctl(text, machine), sysctl_memory(text)
+    if probes.system() == "win32":
+        return parse_identifier(probes.processor(), machine), None
+    processor = parse_cpuinfo(probes.text("/proc/cpuinfo") or "", machine)
+    return processor, parse_meminfo(probes.text("/proc/meminfo") or "")
+
+
+def _notes(processor: Processor, system: str) -> list[str]:
+    if processor.machine == X86_64 and processor.name.startswith("VirtualApple"):
+        return ["this Python is one for Intel that macOS translates; one for ARM is faster"]
+    if processor.flags or processor.machine == AARCH64:
+        return []
+    if processor.machine == X86_64:
+        what = "Windows" if system == "win32" else "the operating system"
+        return [f"{what} does not tell what the processor can execute; only scalar code is run"]
+    return [f"{processor.machine} processors have no kernels of their own here"]
+
+
+def _limit_note(processors: float | None, cores: int | None) -> str:
+    of = "" if cores is None else f" of {cores}"
+    return f"the control group leaves this process the time of {processors:.3g}{of} processors"
 
 
 def parse_cpuinfo(text: str, machine: str) -> Processor:
@@ -129,13 +179,29 @@ def parse_cpuinfo(text: str, machine: str) -> Processor:
     """
     lists = {frozenset(value.split()) for value in _values(text, "flags", "Features")}
     vendors = _values(text, "vendor_id")
-    names = _values(text, "model name", "Hardware")
+    names = _values(text, "model name", "Hardware") or _arm_names(text)
     return Processor(
         machine=machine,
         vendor=_vendor(vendors[0] if vendors else "", machine),
         name=names[0] if names else "",
         flags=frozenset.intersection(*lists) if lists else frozenset(),
     )
+
+
+def _arm_names(text: str) -> list[str]:
+    """The names of ARM's processors here, most of them first, by their numbers."""
+    makers, parts = _values(text, "CPU implementer"), _values(text, "CPU part")
+    known = [ARM_NAMES[pair] for pair in zip(makers, parts, strict=False) if pair in ARM_NAMES]
+    return sorted(known, key=known.count, reverse=True)
+
+
+def parse_identifier(text: str, machine: str) -> Processor:
+    """The processor by what Windows calls it, which says nothing of what it can execute.
+
+    `Intel64 Family 6 Model 143 Stepping 8, GenuineIntel`
+    """
+    _, _, vendor = text.rpartition(",")
+    return Processor(machine=machine, vendor=_vendor(vendor.strip(), machine), name=text.strip())
 
 
 def parse_sysctl(text: str, machine: str) -> Processor:
@@ -158,12 +224,6 @@ def sysctl_memory(text: str) -> int | None:
     return int(value) if value.isascii() and value.isdigit() else None
 
 
-def parse_meminfo(text: str) -> int | None:
-    """Total memory in bytes, from `/proc/meminfo`."""
-    match = re.search(r"^MemTotal:\s*([0-9]+) kB", text, re.MULTILINE)
-    return int(match.group(1)) * 1024 if match else None
-
-
 def _values(text: str, *names: str) -> list[str]:
     """The values of every line of one of `names`, in order."""
     found = []
@@ -181,9 +241,3 @@ def _sysctl_values(text: str) -> dict[str, str]:
 
 def _vendor(text: str, machine: str) -> str:
     return "arm" if machine == AARCH64 else _VENDORS.get(text, "")
-
-
-def _blind_note(machine: str) -> str:
-    if machine == X86_64:
-        return "the operating system does not tell what the processor can execute"
-    return f"{machine} processors have no kernels of their own here"

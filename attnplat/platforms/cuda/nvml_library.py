@@ -13,7 +13,7 @@ from typing import Any
 
 _LIBRARIES = {
     "linux": ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"),
-    "win32": ("nvml.dll",),
+    "win32": ("nvml.dll", r"C:\Program Files\NVIDIA Corporation\NVSMI\nvml.dll"),
 }
 _TEXT_BYTES = 96
 
@@ -84,6 +84,12 @@ class NvmlLibrary:
         name, instance = "nvmlDeviceGetMigDeviceHandleByIndex", ctypes.c_void_p()
         self._call(name, handle, ctypes.c_uint(index), ctypes.byref(instance))
         return instance
+
+    def nvmlDeviceGetGpuInstanceId(self, instance: ctypes.c_void_p) -> int:
+        return self._number("nvmlDeviceGetGpuInstanceId", instance)
+
+    def nvmlDeviceGetComputeInstanceId(self, instance: ctypes.c_void_p) -> int:
+        return self._number("nvmlDeviceGetComputeInstanceId", instance)
 
     def _number(self, function: str, *arguments: Any) -> int:
         number = ctypes.c_uint()

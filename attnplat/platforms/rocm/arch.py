@@ -82,7 +82,7 @@ def gfx_name(target_version: int) -> str | None:
         target_version // 100 % 100,
         target_version % 100,
     )
-    if major < _OLDEST_MAJOR or minor > 15 or stepping > 15:
+    if not _OLDEST_MAJOR <= major < 100 or minor > 15 or stepping > 15:
         return None
     return f"gfx{major}{minor:x}{stepping:x}"
 
@@ -96,6 +96,12 @@ def traits_of(arch: str) -> frozenset[str]:
     if major == 11:
         return frozenset(_RDNA3)
     return frozenset(_RDNA) if major in (10, 12) else frozenset()
+
+
+def same_family(one: str, other: str) -> bool:
+    """Whether two architectures are both CDNA, both RDNA or both older."""
+    families = {"cdna", "rdna", "gcn5"}
+    return traits_of(one) & families == traits_of(other) & families
 
 
 def make_device(

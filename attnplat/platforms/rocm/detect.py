@@ -18,17 +18,17 @@ from attnplat.platforms.detection import (
     NOT_ASKED,
     Detection,
     TorchReading,
-    ask_torch,
+    ask_torch_once,
     read_text,
-    visible_devices,
 )
 from attnplat.platforms.device import DeviceInfo, PlatformName
-from attnplat.platforms.rocm.arch import gfx_name, make_device, parse_arch
+from attnplat.platforms.rocm.arch import gfx_name, make_device, parse_arch, same_family
 from attnplat.platforms.rocm.arch import simulate as simulate
+from attnplat.platforms.rocm.visible import visible_to_hip, visible_to_rocr
 
 AMD_VENDOR_ID = 0x1002
-KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
-DRM = "/sys/class/drm"
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+DRM = "sys/class/drm"
 
 
 class KfdNode(NamedTuple):
@@ -56,26 +56,26 @@ class Probes(Protocol):
 
 
 class SystemProbes:
-    """This machine. Nothing is read before it is asked for."""
+    """This machine. Nothing is read before it is asked for; files are those under `root`."""
 
-    def __init__(self, nodes: str | Path = KFD_NODES, drm: str | Path = DRM) -> None:
-        self._nodes, self._drm = Path(nodes), Path(drm)
+    def __init__(self, root: str | Path = "/") -> None:
+        self._root = Path(root)
 
     @cached_property
     def environment(self) -> DriverEnvironment:
         return read_driver_env()
 
     def kfd_nodes(self) -> tuple[KfdNode, ...]:
-        return read_kfd_nodes(self._nodes, self._drm)
+        return read_kfd_nodes(self._root / KFD_NODES, self._root / DRM)
 
     def kfd_opens(self) -> bool:
-        return os.access("/dev/kfd", os.R_OK | os.W_OK)
+        return os.access(self._root / "dev/kfd", os.R_OK | os.W_OK)
 
     def wsl_device(self) -> bool:
-        return Path("/dev/dxg").exists() and Path("/opt/rocm").exists()
+        return (self._root / "dev/dxg").exists() and (self._root / "opt/rocm").exists()
 
     def torch(self) -> TorchReading:
-        return ask_torch()
+        return ask_torch_once(self.environment)
 
 
 def detect_devices(probes: Probes | None = None) -> tuple[DeviceInfo, ...]:
@@ -94,18 +94,22 @@ def detect(probes: Probes | None = None, *, may_ask_torch: bool = False) -> Dete
     probes = SystemProbes() if probes is None else probes
     nodes = probes.kfd_nodes()
     found = [device for node in nodes if (device := parse_node(node)) is not None]
+    too_old = tuple(note for node in nodes if (note := _unknown_note(node)) is not None)
     if not found:
         closed = [str(node.number) for node in nodes if node.properties is None]
         if closed:
-            return Detection(notes=(f"KFD nodes {', '.join(closed)} may not be read",))
-        return _from_wsl(probes, may_ask_torch) if probes.wsl_device() else Detection()
+            return Detection(notes=(f"KFD nodes {', '.join(closed)} may not be read", *too_old))
+        if too_old or not probes.wsl_device():
+            return Detection(notes=too_old)
+        return _from_wsl(probes, may_ask_torch)
     if not probes.kfd_opens():
         note = (
             f"{len(found)} AMD devices are here, but /dev/kfd cannot be opened: pass the device "
             "to the container, or add the user to the groups render and video"
         )
-        return Detection(notes=(note,))
-    return _visible(found, probes.environment)
+        return Detection(notes=(note, *too_old))
+    seen = _visible(found, probes.environment)
+    return seen._replace(notes=(*seen.notes, *too_old))
 
 
 def parse_properties(text: str) -> dict[str, int]:
@@ -127,13 +131,18 @@ class KfdDevice(NamedTuple):
     memory_bytes: int | None
 
 
+def _gpu_properties(node: KfdNode) -> dict[str, int] | None:
+    """The properties of an AMD GPU's node, or None for any other's."""
+    values = parse_properties(node.properties or "")
+    amds = values.get("vendor_id", AMD_VENDOR_ID) == AMD_VENDOR_ID
+    return values if values.get("simd_count") and amds else None
+
+
 def parse_node(node: KfdNode) -> KfdDevice | None:
     """The GPU that a node describes, or None for a processor or another vendor's device."""
-    values = parse_properties(node.properties or "")
-    if not values.get("simd_count") or values.get("vendor_id", AMD_VENDOR_ID) != AMD_VENDOR_ID:
-        return None
-    arch = gfx_name(values.get("gfx_target_version", 0))
-    if arch is None:
+    values = _gpu_properties(node)
+    arch = gfx_name(values.get("gfx_target_version", 0)) if values else None
+    if values is None or arch is None:
         return None
     banks = [parse_properties(bank) for bank in node.memory_banks]
     # Heap types 1 and 2 are the device's own memory, visible to the host or not.
@@ -146,6 +155,18 @@ def parse_node(node: KfdNode) -> KfdDevice | None:
         uuid=f"GPU-{unique:016x}" if unique else "",
         name=(node.product_name or "").strip(),
         memory_bytes=sum(sizes) or None,
+    )
+
+
+def _unknown_note(node: KfdNode) -> str | None:
+    """What to say of an AMD GPU that parse_node leaves out."""
+    values = _gpu_properties(node)
+    if values is None or parse_node(node) is not None:
+        return None
+    version = values.get("gfx_target_version", 0)
+    return (
+        f"KFD node {node.number} is an AMD device with gfx_target_version {version}, "
+        "no architecture from gfx900 on; it is passed over"
     )
 
 
@@ -172,12 +193,12 @@ def _read_node(folder: Path, drm: Path) -> KfdNode:
 def _visible(found: Sequence[KfdDevice], environment: DriverEnvironment) -> Detection:
     """ROCr hides devices first; HIP's list then counts what is left."""
     uuids = [device.uuid for device in found]
-    by_rocr = visible_devices("ROCR_VISIBLE_DEVICES", environment.rocr_visible_devices, uuids)
+    by_rocr = visible_to_rocr(environment.rocr_visible_devices, uuids)
     left = [found[i] for i in by_rocr.ordinals]
     variable, listed = "HIP_VISIBLE_DEVICES", environment.hip_visible_devices
     if listed is None:  # HIP takes NVIDIA's spelling where its own is unset
         variable, listed = "CUDA_VISIBLE_DEVICES", environment.cuda_visible_devices
-    by_hip = visible_devices(variable, listed, [device.uuid for device in left])
+    by_hip = visible_to_hip(variable, listed, [device.uuid for device in left])
     override = environment.hsa_override_gfx_version
     devices = [_real(left[i], override) for i in by_hip.ordinals]
     return Detection(
@@ -192,7 +213,12 @@ def _real(found: KfdDevice, override: str | None) -> DeviceInfo:
         return make_device(found.arch, found.name, found.memory_bytes)
     device = make_device(forced, found.name, found.memory_bytes)
     note = f"HSA_OVERRIDE_GFX_VERSION={override} makes a {found.arch} pass for a {forced}"
-    return replace(device, notes=(*device.notes, note))
+    if same_family(forced, found.arch):
+        return replace(device, notes=(*device.notes, note))
+    # Compilers aim at the forced one, and the device lacks what its own family does not have.
+    both = device.traits & make_device(found.arch).traits
+    note += ", which is of another family; only what both have is assumed"
+    return replace(device, traits=both, notes=(*device.notes, note))
 
 
 def parse_override(text: str) -> str | None:
@@ -211,11 +237,15 @@ def _from_wsl(probes: Probes, may_ask_torch: bool) -> Detection:
         told = asked.failure or "torch sees no AMD device either"
         return Detection(notes=(f"ROCm is here, but {why}; {told}",))
     note = f"found by torch in a process of its own, because {why}"
+    named = [(parse_arch(d.gcn_arch or ""), d) for d in asked.devices]
     devices = [
-        make_device(arch, d.name, d.memory_bytes)
-        for d in asked.devices
-        if (arch := parse_arch(d.gcn_arch or "")) is not None
+        replace(make_device(arch, d.name, d.memory_bytes), index=i)
+        for i, (arch, d) in enumerate(named)
+        if arch is not None
     ]
-    return Detection(
-        tuple(replace(d, index=i, notes=(*d.notes, note)) for i, d in enumerate(devices))
+    unnamed = tuple(
+        f"torch does not tell the architecture of {d.name!r} ({d.gcn_arch!r}); it is passed over"
+        for arch, d in named
+        if arch is None
     )
+    return Detection(tuple(replace(d, notes=(*d.notes, note)) for d in devices), unnamed)
