@@ -127,6 +127,7 @@ def findings(examination: Examination) -> list[Finding]:
         for device in detection.devices:
             found += [Finding(WARNING, f"{device.name or device}: {n}") for n in device.notes]
     found += _torch_findings(examination)
+    found += _kernel_findings(examination)
     found += [Finding(WARNING, note) for note in inventory.notes]
     found += [Finding(WARNING, notice) for notice in env.notices]
     if cache.problem:
@@ -158,12 +159,50 @@ def _torch_findings(examination: Examination) -> list[Finding]:
     return [Finding(WARNING, text, f"install a build of torch for {device.platform}")]
 
 
+class CpuKernels(NamedTuple):
+    """attnplat's own kernels for processors, and the instruction set they use; JSON values.
+
+    `chosen_by` is ATTNPLAT_CPU_ISA, or the machine.
+    """
+
+    built: bool
+    how: str
+    isa: str
+    chosen_by: str
+
+
+def cpu_kernels(examination: Examination) -> CpuKernels | None:
+    """What is known of the C++ kernels; None where the processor was not looked at."""
+    processors = examination.detections[PlatformName.CPU].devices
+    if not processors:
+        return None
+    found = examination.inventory.features["cpu_kernels"]
+    forced = examination.environment.cpu_isa is not None and not examination.errors
+    chosen_by = "ATTNPLAT_CPU_ISA" if forced else "the highest that this machine has"
+    return CpuKernels(found.usable, found.how, processors[0].arch, chosen_by)
+
+
+def _kernel_findings(examination: Examination) -> list[Finding]:
+    kernels, device = cpu_kernels(examination), examination.device
+    if kernels is None or kernels.built or device is None or device.platform != PlatformName.CPU:
+        return []
+    if "torch" not in examination.inventory.packages:
+        return []
+    text = f"attention runs without attnplat's own kernels, several times slower: {kernels.how}"
+    fix = "pip install --force-reinstall --no-deps --no-binary attnplat attnplat"
+    if "no C++ compiler" in kernels.how:
+        fix = f"install a C++ compiler (g++ 11 or clang 12, or later), then {fix}"
+    return [Finding(WARNING, text, fix)]
+
+
 def report(examination: Examination, found: Iterable[Finding]) -> dict[str, Any]:
     """The whole examination as plain JSON values."""
     from attnplat import __version__
 
     have = examination.inventory.packages
+    kernels = cpu_kernels(examination)
     return {
+        "cpu_kernels": None if kernels is None else kernels._asdict(),
         "attnplat": __version__,
         "python": host.python_version(),
         "system": {"name": host.system(), "release": host.release(), "machine": host.machine()},
@@ -202,6 +241,8 @@ def print_report(examination: Examination, found: Iterable[Finding]) -> None:
     print_table(_device_rows(examination), ("device", "name", "memory", "traits"))
     _print_packages(examination)
     _print_features(examination)
+    if (kernels := cpu_kernels(examination)) is not None and kernels.built:
+        print(f"\nThe C++ kernels use {kernels.isa}: {kernels.chosen_by}")
     print("\nSettings")
     print_table(_setting_rows(examination), ("name", "value", "set by"))
     cache = examination.cache

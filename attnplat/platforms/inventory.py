@@ -64,10 +64,12 @@ SWITCHES: dict[str, SwitchSpec] = {
 
 
 class Evidence(NamedTuple):
-    """What features are judged by: installed versions, and compilers that are here."""
+    """What features are judged by: installed versions, compilers that are here, and attnplat's
+    own compiled libraries."""
 
     packages: Mapping[str, str]
     tools: Mapping[str, str]
+    libraries: Mapping[str, str]
 
     def any_of(self, *names: str) -> Found:
         """Usable if one of the distributions is installed."""
@@ -88,6 +90,15 @@ class Evidence(NamedTuple):
         """Usable if the program is here."""
         where = self.tools.get(name)
         return Found(where is not None, where or f"{name} was not found")
+
+    def library(self, name: str) -> Found:
+        """Usable if attnplat was installed with the library."""
+        where = self.libraries.get(name)
+        if where is not None:
+            return Found(True, where)
+        compiler = self.tools.get("c++")
+        there = f"{compiler} could build it" if compiler else "there is no C++ compiler on PATH"
+        return Found(False, f"{name} was not built with attnplat; {there}")
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -140,7 +151,10 @@ class FeatureSpec(NamedTuple):
     judge: Callable[[Evidence], Found]
 
 
-_CUDA, _ROCM = ("cuda",), ("rocm",)
+_CUDA, _ROCM, _CPU = ("cuda",), ("rocm",), ("cpu",)
+
+LIBRARIES = {"libattnplat_cpu.so": "platforms/cpu/kernels"}
+"""Compiled libraries of attnplat's own: file name -> folder in the package."""
 
 FEATURES: dict[str, FeatureSpec] = {
     "torch_cuda": FeatureSpec(
@@ -189,6 +203,9 @@ FEATURES: dict[str, FeatureSpec] = {
         lambda e: Found(False, "no package offers them outside an engine's own build"),
     ),
     "deep_gemm": FeatureSpec("DeepGEMM", _CUDA, lambda e: e.any_of("deep-gemm", "sgl-deep-gemm")),
+    "cpu_kernels": FeatureSpec(
+        "attnplat's own C++ kernels", _CPU, lambda e: e.library("libattnplat_cpu.so")
+    ),
     "aiter": FeatureSpec("AMD's aiter", _ROCM, lambda e: e.any_of("amd-aiter")),
     "aiter_mla_non_causal": FeatureSpec(
         "aiter's MLA decode without a causal mask",
@@ -278,7 +295,7 @@ class Inventory:
         packages = {k: v for k, v in found.versions.items() if k not in MISTAKEN}
         return cls(
             packages=packages,
-            features=_judge(Evidence(packages, find_tools(driver))),
+            features=_judge(Evidence(packages, find_tools(driver), find_libraries())),
             switches={name: _switch(spec, environment, driver) for name, spec in SWITCHES.items()},
             notes=(*found.notes, *mistaken),
         )
@@ -304,7 +321,7 @@ class Inventory:
 
         Raises UnknownNameError for a feature or switch that nobody declares.
         """
-        judged = _judge(Evidence(packages or {}, tools or {}))
+        judged = _judge(Evidence(packages or {}, tools or {}, {}))
         for name, usable in (features or {}).items():
             _require("inventory feature", name, FEATURES)
             judged[name] = Found(usable, "assumed")
@@ -351,7 +368,7 @@ def find_tools(driver: DriverEnvironment) -> dict[str, str]:
     """Where the compilers are that kernels may be built with: program -> path."""
     folders = [Path(entry) for entry in (driver.path or "").split(os.pathsep) if entry]
     home = Path(driver.cuda_home or "/usr/local/cuda") / "bin"
-    looked_in = {"nvcc": [home, *folders], "ninja": folders}
+    looked_in = {"nvcc": [home, *folders], "ninja": folders, "c++": folders}
     suffix = ".exe" if sys.platform == "win32" else ""
     found = {}
     for tool, places in looked_in.items():
@@ -360,4 +377,21 @@ def find_tools(driver: DriverEnvironment) -> dict[str, str]:
             if os.access(candidate, os.X_OK) and not candidate.is_dir():
                 found[tool] = str(candidate)
                 break
+    return found
+
+
+def find_libraries(folders: Sequence[str] | None = None) -> dict[str, str]:
+    """Where attnplat's own libraries are: file name -> path.
+
+    `folders` are those of the package; left out, its own. An editable install has two, the
+    sources' and one for what was compiled.
+    """
+    if folders is None:
+        folders = list(sys.modules["attnplat"].__path__)
+    found = {}
+    for name, inside in LIBRARIES.items():
+        places = (Path(folder) / inside / name for folder in folders)
+        where = next((place for place in places if place.is_file()), None)
+        if where is not None:
+            found[name] = str(where)
     return found

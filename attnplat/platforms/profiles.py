@@ -49,7 +49,7 @@ def _rocm(name: str, packages: dict[str, str], aiter: bool) -> Inventory:
 
 
 def _cpu(name: str, packages: dict[str, str]) -> Inventory:
-    return Inventory.assume(packages, profile=name)
+    return Inventory.assume(packages, {"cpu_kernels": True}, profile=name)
 
 
 PROFILES: dict[str, dict[str, Inventory]] = {

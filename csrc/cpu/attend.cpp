@@ -83,6 +83,7 @@ extern "C" int32_t attnplat_cpu_attend(const attnplat_cpu_plan *plan,
   }
   for (int64_t n = 0; n < summary->num_folds; n++) call.done[n].store(0);
   if (workers > summary->num_tasks) workers = summary->num_tasks;
+  if (workers > summary->most_workers) workers = summary->most_workers;
   Shares shares{&call};
   int32_t status = 0;
   if (workers > 1 && parallel_for)

@@ -88,6 +88,7 @@ typedef struct attnplat_cpu_summary {
   int64_t num_folds;      /* results that several tasks make together */
   int64_t partial_floats; /* room for what those tasks found */
   int64_t scratch_bytes;  /* that each thread takes while it runs */
+  int64_t most_workers;   /* threads that have enough to do to be worth starting */
   int64_t highest_block;  /* that is read; -1 for none */
   int64_t bad_request;    /* where a status tells of a request */
   int64_t bad_block;

@@ -15,6 +15,9 @@ namespace {
 // for the cores of a large machine, too few for the folding to cost anything.
 constexpr int64_t kWantedTasks = 64;
 
+// Multiplications, about, that take as long as waking a thread.
+constexpr int64_t kWorkOfOne = int64_t(1) << 18;
+
 // Room for partials beyond which results are no longer shared out.
 constexpr int64_t kMostPartials = int64_t(4) << 20;
 
@@ -38,6 +41,7 @@ class Scheduler {
       summary_->scratch_bytes =
           std::max(summary_->scratch_bytes, kernels_->scratch_bytes(plan_, &task));
     summary_->num_tasks = int64_t(tasks_.size());
+    summary_->most_workers = 1 + all_work() / kWorkOfOne;
     return ATTNPLAT_OK;
   }
 
@@ -46,6 +50,12 @@ class Scheduler {
  private:
   static int64_t work(const Task &t) {
     return int64_t(t.last_row - t.first_row + 8) * (t.end - t.begin + 32);
+  }
+
+  int64_t all_work() const {
+    int64_t sum = 0;
+    for (const Task &task : tasks_) sum += work(task);
+    return sum * (plan_->head_size + plan_->v_head_size);
   }
 
   int32_t add_request(int32_t request) {

@@ -18,6 +18,7 @@ from attnplat.config.layer import (
 )
 from attnplat.config.run import RunContext
 from attnplat.platforms import platform_for
+from attnplat.platforms.inventory import Inventory
 
 DENSE = MhaConfig(head_size=128, num_heads=32, num_kv_heads=8)
 VISION = MhaConfig(head_size=72, attn_type="encoder_only", role="vision", kv_cache_dtype=None)
@@ -56,20 +57,22 @@ CHOICES = [
     ("scalar", DENSE, "TORCH_SDPA"),
     ("amx", DENSE.replace(kv_cache_dtype="fp8"), "CPU_ATTN"),
     ("avx512", DENSE.replace(kv_cache_dtype="fp8_e5m2"), "CPU_ATTN"),
-    ("amx", DENSE.replace(sinks=True), "TORCH_SDPA"),
-    ("amx", DENSE.replace(head_size=72), "TORCH_SDPA"),
-    ("amx", DENSE.replace(block_size=16), "TORCH_SDPA"),
-    ("amx", DENSE.replace(v_head_size=64), "TORCH_SDPA"),
+    ("avx2", DENSE.replace(kv_cache_dtype="int8_per_token_head"), "CPU_ATTN"),
+    ("avx2", DENSE.replace(kv_cache_dtype="int4_per_token_head"), "TORCH_SDPA"),
+    ("amx", DENSE.replace(sinks=True), "CPU_ATTN"),
+    ("amx", DENSE.replace(head_size=72), "CPU_ATTN"),
+    ("amx", DENSE.replace(block_size=16), "CPU_ATTN"),
+    ("amx", DENSE.replace(v_head_size=64), "CPU_ATTN"),
     ("amx", DENSE.replace(dtype="float64"), "REFERENCE"),
     ("amx", DENSE.replace(attn_type="encoder_decoder"), "CPU_ATTN"),
     ("amx", VISION, "TORCH_SDPA"),
     ("amx", LATENT, "AMX_MLA"),
     ("amx", LATENT.replace(dtype="float32"), "CPU_MLA"),
-    ("amx", LATENT.replace(block_size=16), "CPU_MLA"),
+    ("amx", LATENT.replace(block_size=16), "AMX_MLA"),
     ("avx512", LATENT, "CPU_MLA"),
     ("avx2", LATENT, "CPU_MLA"),
     ("scalar", LATENT, "TORCH_SDPA"),
-    ("avx2", LATENT.replace(sinks=True), "TORCH_SDPA"),
+    ("avx2", LATENT.replace(sinks=True), "CPU_MLA"),
     ("avx2", PREFILL, "CPU"),
     ("zen", PREFILL, "CPU"),
     ("avx2", SPARSE, "TORCH_SDPA"),
@@ -82,10 +85,18 @@ def test_the_first_choice(arch, config, name):
     assert chosen(arch, config) == name
 
 
-@pytest.mark.parametrize("arch", ["avx2", "neon"])
-def test_an_fp8_cache_needs_wide_vectors(arch):
-    selection = select(arch, DENSE.replace(kv_cache_dtype="fp8"))
-    assert [r.subject for r in selection.rejections["CPU_ATTN"]] == ["kv_cache_dtype"]
+@pytest.mark.parametrize(
+    ("config", "name"), [(DENSE, "CPU_ATTN"), (LATENT, "CPU_MLA"), (PREFILL, "CPU")]
+)
+def test_without_the_compiled_kernels_torch_serves_and_the_reason_is_named(config, name):
+    platform = platform_for("cpu:avx2")
+    inventory = Inventory.assume(platform.inventory.packages)
+    selection = replace(platform, inventory=inventory).select(config)
+    assert str(selection.chosen) == "TORCH_SDPA"
+    (reason,) = selection.rejections[name]
+    assert (reason.subject, reason.kind) == ("cpu_kernels", "package")
+    assert "libattnplat_cpu.so was not built" in str(reason)
+    assert "C++ compiler" in str(reason)
 
 
 def test_amds_extension_prefills_on_amds_processors_alone():
@@ -122,8 +133,8 @@ def test_what_no_kernel_here_computes_is_refused_in_one_sentence(config):
     assert failure.startswith("no backend on cpu:amx (simulated, packages assumed: full) serves")
 
 
-def test_batch_invariance_is_kept_by_torchs_path():
-    assert chosen("amx", DENSE, run=RunContext(batch_invariant=True)) == "TORCH_SDPA"
+def test_batch_invariance_is_kept_by_the_kernels():
+    assert chosen("amx", DENSE, run=RunContext(batch_invariant=True)) == "CPU_ATTN"
 
 
 # A real processor ----------------------------------------------------------------------------

@@ -203,7 +203,8 @@ def test_without_torch_the_fix_is_named() -> None:
 def test_a_torch_that_cannot_drive_the_device_is_told(
     device: DeviceInfo, version: str, told: bool
 ) -> None:
-    found = findings(examine(real(device), Inventory.assume({"torch": version})))
+    inventory = Inventory.assume({"torch": version}, {"cpu_kernels": True})
+    found = findings(examine(real(device), inventory))
     assert bool(found) == told
     assert all("cannot drive" in f.text for f in found)
 
@@ -214,7 +215,28 @@ def test_an_installed_aiter_that_is_switched_off_is_advised_on_amd_only() -> Non
     (advice,) = findings(examine(mi300, Inventory.assume(packages)))
     assert (advice.level, advice.fix) == ("advice", "set ATTNPLAT_AITER=1")
     assert findings(examine(mi300, Inventory.assume(packages, switches={"aiter": True}))) == []
-    assert findings(examine(real(cpu.simulate("amx")), Inventory.assume(packages))) == []
+    with_kernels = Inventory.assume(packages, {"cpu_kernels": True})
+    assert findings(examine(real(cpu.simulate("amx")), with_kernels)) == []
+
+
+def test_kernels_that_were_not_built_are_told_with_the_way_to_get_them() -> None:
+    device, packages = real(cpu.simulate("avx2")), {"torch": "2.13.0"}
+    (found,) = findings(examine(device, Inventory.assume(packages)))
+    assert found.level == "warning" and "no C++ compiler on PATH" in found.text
+    assert found.fix.startswith("install a C++ compiler") and "pip install" in found.fix
+    (found,) = findings(examine(device, Inventory.assume(packages, tools={"c++": "/usr/bin/c++"})))
+    assert "/usr/bin/c++ could build it" in found.text
+    assert found.fix.startswith("pip install")
+    assert findings(examine(device, Inventory.assume(packages, {"cpu_kernels": True}))) == []
+
+
+def test_the_instruction_set_and_who_chose_it_are_told(answer: Ask) -> None:
+    report = answer()
+    assert report["cpu_kernels"]["isa"] == report["devices"]["cpu"][0]["arch"]
+    assert report["cpu_kernels"]["chosen_by"] == "the highest that this machine has"
+    assert report["cpu_kernels"]["built"] == report["features"]["cpu_kernels"]["usable"]
+    forced = answer(ATTNPLAT_CPU_ISA="scalar")["cpu_kernels"]
+    assert (forced["isa"], forced["chosen_by"]) == ("scalar", "ATTNPLAT_CPU_ISA")
 
 
 def test_a_driver_whose_nvml_is_not_there_has_a_fix() -> None:

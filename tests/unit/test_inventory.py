@@ -18,7 +18,7 @@ from attnplat.platforms.distributions import (
     installed_versions,
     normalise,
 )
-from attnplat.platforms.inventory import FEATURES, SWITCHES, Inventory, find_tools
+from attnplat.platforms.inventory import FEATURES, SWITCHES, Inventory, find_libraries, find_tools
 from attnplat.platforms.profiles import PROFILES, named_inventory
 
 NOWHERE = DriverEnvironment(cuda_home="/nowhere", path="")
@@ -46,7 +46,7 @@ def test_versions_are_read_from_what_installers_leave(
     tmp_path: Path, entry: str, file: str, name: str, version: str
 ) -> None:
     found = installed_versions([name], [str(install(tmp_path, entry, file))])
-    assert found == ({name: version}, ())
+    assert found == ({name: version}, (), {name: str(tmp_path / entry)})
 
 
 def test_the_first_folder_on_the_path_wins_as_for_imports(tmp_path: Path) -> None:
@@ -193,6 +193,16 @@ def test_compilers_are_looked_for_where_the_environment_says(tmp_path: Path) -> 
     elsewhere = driver._replace(cuda_home=str(tmp_path))
     assert find_tools(elsewhere) == {"nvcc": str(tmp_path / "other/nvcc")}
     assert find_tools(NOWHERE) == {}
+
+
+def test_the_compiled_library_is_looked_for_in_every_folder_of_the_package(tmp_path: Path) -> None:
+    sources, built = tmp_path / "sources", tmp_path / "built"
+    library = built / "platforms/cpu/kernels/libattnplat_cpu.so"
+    library.parent.mkdir(parents=True)
+    assert find_libraries([str(sources), str(built)]) == {}
+    library.write_bytes(b"")
+    found = find_libraries([str(sources), str(built)])
+    assert found == {"libattnplat_cpu.so": str(library)}
 
 
 @pytest.mark.parametrize(

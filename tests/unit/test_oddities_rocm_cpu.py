@@ -106,11 +106,14 @@ def test_oddity_02_sparse_kernels_that_are_not_there_are_not_chosen(device, pack
 
 UNCHECKED = [
     ("AMX_MLA", LATENT.replace(dtype="float16"), ("field", "dtype")),
-    ("AMX_MLA", LATENT.replace(block_size=16), ("field", "block_size")),
-    ("CPU_MLA", MlaConfig(head_size=320), ("field", "head_size")),
-    ("CPU_ATTN", DENSE.replace(sinks=True), ("feature", "sinks")),
-    ("CPU_ATTN", DENSE.replace(mm_prefix=True), ("feature", "mm_prefix")),
-    ("CPU_ATTN", DENSE.replace(head_size=72), ("field", "head_size")),
+    ("AMX_MLA", LATENT.replace(kv_cache_dtype="float32"), ("field", "kv_cache_dtype")),
+    ("CPU_MLA", LATENT.replace(kv_cache_dtype="fp8_ds_mla"), ("field", "kv_cache_dtype")),
+    ("CPU_ATTN", DENSE.replace(dtype="float64"), ("field", "dtype")),
+    (
+        "CPU_ATTN",
+        DENSE.replace(kv_cache_dtype="int4_per_token_head"),
+        ("field", "kv_cache_dtype"),
+    ),
 ]
 
 
@@ -118,7 +121,7 @@ UNCHECKED = [
 def test_oddity_06_processors_check_what_they_choose(name, config, reason):
     assert subjects(select("cpu:amx", config, backend=name), name) == {reason}
     assert reason in subjects(select("cpu:amx", config), name)
-    assert chosen("cpu:amx", config) in ("TORCH_SDPA", "CPU_MLA")
+    assert chosen("cpu:amx", config) in ("TORCH_SDPA", "CPU_MLA", "REFERENCE")
 
 
 def test_oddity_06_context_parallel_decode_is_refused_on_processors():
@@ -258,8 +261,8 @@ def test_oddity_21_auto_and_the_activations_dtype_are_taken_alike():
             (48,),
             (24,),
         ),
-        ("cpu:avx2", "CPU_MLA", LATENT, (16,), (32, 48)),
-        ("cpu:amx", "AMX_MLA", LATENT, (32, 96), (16, 48)),
+        ("cpu:avx2", "CPU_MLA", LATENT, (1, 16, 48), ()),
+        ("cpu:amx", "AMX_MLA", LATENT, (1, 16, 48), ()),
     ],
 )
 def test_oddity_22_a_block_size_is_taken_as_declared(device, name, config, taken, refused):

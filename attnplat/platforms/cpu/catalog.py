@@ -6,10 +6,9 @@ An instruction set is a trait: `avx2`, `avx512`, `amx`, `neon` ... and so is the
 from __future__ import annotations
 
 from attnplat.backends.backend import Backend, GraphSupport, Package, Rule
-from attnplat.backends.limits import Cases, Either, Includes, MultipleOf, OneOf
+from attnplat.backends.limits import Either, Includes, OneOf
 from attnplat.backends.portable.catalog import (
     BF16,
-    DECODER,
     FP8_KV,
     FP16,
     FP32,
@@ -17,7 +16,6 @@ from attnplat.backends.portable.catalog import (
     MHA,
     MLA,
     MLA_PREFILL,
-    PAGED,
     PLAIN_KV,
     PORTABLE,
 )
@@ -25,7 +23,7 @@ from attnplat.backends.portable.features import REFERENCE_INDEXER_FEATURES
 from attnplat.backends.portable.predicates import scores_blocks
 from attnplat.config.layer import IndexerConfig
 from attnplat.config.names import Feature, KVCacheDtype
-from attnplat.platforms.cpu.rules import lacks_wide_vectors
+from attnplat.platforms.cpu.impls.features import CPU_FEATURES
 
 ANY_DTYPE = OneOf(FP16, BF16, FP32)
 VECTORS = Either(Includes("avx2"), Includes("neon"))
@@ -36,23 +34,29 @@ ON_ZEN = {"traits": Includes("amd", "avx512")}
 
 _FIXED_ORDER = frozenset({Feature.DETERMINISTIC, Feature.BATCH_INVARIANCE})
 
+KERNELS = (
+    Package("attnplat", feature="cpu_kernels", why="its C++ kernels, compiled at installation"),
+)
+_LOADS = "attnplat.platforms.cpu.impls.attention"
+_EIGHT_BIT_KV = (
+    *FP8_KV,
+    KVCacheDtype.FP8_E5M2,
+    KVCacheDtype.FP8_PER_TOKEN_HEAD,
+    KVCacheDtype.INT8_PER_TOKEN_HEAD,
+)
+
 CPU_ATTN = Backend(
     name="CPU_ATTN",
     summary="C++ attention in place over pages, heads of a group folded into rows",
     serves=MHA,
     takes={
-        "head_size": OneOf(32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
         "dtype": ANY_DTYPE,
-        "kv_cache_dtype": Cases(
-            (lacks_wide_vectors, OneOf(*PLAIN_KV)),
-            otherwise=OneOf(*PLAIN_KV, *FP8_KV, KVCacheDtype.FP8_E5M2),
-        ),
-        "block_size": MultipleOf(32),
+        "kv_cache_dtype": OneOf(*PLAIN_KV, KVCacheDtype.FLOAT32, *_EIGHT_BIT_KV),
     },
-    features=PAGED
-    | {Feature.SLIDING_WINDOW, Feature.ALIBI, Feature.LOGITS_SOFT_CAP, Feature.NON_CAUSAL},
+    features=CPU_FEATURES,
     on={"traits": VECTORS},
-    kv_layouts=("LBHNC",),
+    requires=KERNELS,
+    loads=f"{_LOADS}:CpuAttnImpl",
     preferred_block_size=128,
     graphs=GraphSupport.NEVER,
 )
@@ -62,14 +66,13 @@ CPU_MLA = Backend(
     summary="C++ decode of absorbed latent attention with vector instructions",
     serves=MLA,
     takes={
-        "head_size": OneOf(576),
-        "attn_type": DECODER,
         "dtype": ANY_DTYPE,
-        "kv_cache_dtype": OneOf(*PLAIN_KV),
-        "block_size": OneOf(16),
+        "kv_cache_dtype": OneOf(*PLAIN_KV, KVCacheDtype.FLOAT32, *_EIGHT_BIT_KV),
     },
-    features=PAGED,
+    features=CPU_FEATURES,
     on={"traits": VECTORS},
+    requires=KERNELS,
+    loads=f"{_LOADS}:CpuMlaImpl",
     preferred_block_size=16,
     graphs=GraphSupport.NEVER,
 )
@@ -79,14 +82,13 @@ AMX_MLA = Backend(
     summary="C++ decode of absorbed latent attention with AMX tiles: all heads in one multiply",
     serves=MLA,
     takes={
-        "head_size": OneOf(576),
-        "attn_type": DECODER,
         "dtype": OneOf(BF16),
-        "kv_cache_dtype": OneOf(*PLAIN_KV),
-        "block_size": MultipleOf(32),
+        "kv_cache_dtype": OneOf(KVCacheDtype.AUTO, KVCacheDtype.BFLOAT16, *_EIGHT_BIT_KV),
     },
-    features=PAGED,
+    features=CPU_FEATURES,
     on={"traits": AMX},
+    requires=KERNELS,
+    loads=f"{_LOADS}:AmxMlaImpl",
     preferred_block_size=64,
     graphs=GraphSupport.NEVER,
 )
@@ -96,7 +98,9 @@ CPU_PREFILL = Backend(
     summary="C++ attention over expanded latent heads",
     serves=MLA_PREFILL,
     takes={"dtype": ANY_DTYPE},
-    features=_FIXED_ORDER | {Feature.LSE},
+    features=CPU_FEATURES,
+    requires=KERNELS,
+    loads=f"{_LOADS}:CpuPrefillImpl",
     graphs=GraphSupport.NEVER,
 )
 

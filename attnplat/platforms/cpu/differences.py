@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnplat.backends.limits import OneOf
+from attnplat.backends.limits import MultipleOf, OneOf
 from attnplat.backends.portable.catalog import (
     BLOCK_SPARSE,
     FP8_KV,
@@ -160,6 +160,17 @@ def _any_processor(backend: str) -> Difference:
     )
 
 
+def _compiled_anywhere(backend: str) -> Difference:
+    return Difference(
+        backend=backend,
+        subject="requires",
+        theirs=(),
+        ours="attnplat's C++ library must have been built",
+        because="an install without them has nothing to run; vLLM names its own on any device",
+        source="vLLM 0.33, CUDA and ROCm platforms, selector",
+    )
+
+
 def _unchecked_triton(backend: str) -> Difference:
     return Difference(
         backend=backend,
@@ -168,6 +179,17 @@ def _unchecked_triton(backend: str) -> Difference:
         ours="Triton must be installed, and compiles for no processor",
         because="the first step of the model would fail",
         source=_MODEL_CODE,
+    )
+
+
+def _any_shape(backend: str | tuple[str, ...], field: str, theirs: Any, ours: str) -> Difference:
+    return Difference(
+        backend=backend,
+        subject=f"takes.{field}",
+        theirs=theirs,
+        ours=ours,
+        because="attnplat's kernels read pages in place, in blocks and rows of any size",
+        source="vLLM 0.33, CUDA and ROCm platforms, selector",
     )
 
 
@@ -248,6 +270,15 @@ DIFFERENCES: tuple[Difference, ...] = (
         )
     ),
     *(_any_processor(name) for name in ("CPU_ATTN", "CPU_MLA", "AMX_MLA")),
+    _any_shape(
+        "CPU_ATTN",
+        "head_size",
+        OneOf(32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
+        "any head size",
+    ),
+    _any_shape(("CPU_MLA", "AMX_MLA"), "head_size", OneOf(576), "latent rows of any size"),
+    _any_shape(("CPU_ATTN", "AMX_MLA"), "block_size", MultipleOf(32), "blocks of any size"),
+    *(_compiled_anywhere(name) for name in ("CPU_ATTN", "CPU_MLA", "AMX_MLA", "CPU")),
     Difference(
         backend="CPU",
         subject="takes.dtype",

@@ -25,8 +25,9 @@ from attnplat.backends.plan import Call, Plan, Schedule
 from attnplat.backends.workspace import ALIGNMENT, Workspace
 from attnplat.config.env import read_env
 from attnplat.config.layer import LayerConfig
-from attnplat.config.names import Feature, Operation
+from attnplat.config.names import Operation
 from attnplat.errors import ConfigError, PackageError, PlanMismatchError
+from attnplat.platforms.cpu.impls.features import CPU_FEATURES
 from attnplat.platforms.cpu.kernels import library
 from attnplat.platforms.cpu.kernels.library import (
     ABI,
@@ -48,32 +49,6 @@ _AXES: dict[KVCacheLayout, tuple[int, int, int | None]] = {
 
 MOST_PARTIALS = 4 << 20
 """Floats of partial results that a schedule makes at most."""
-
-FEATURES: frozenset[Feature] = frozenset(
-    {
-        Feature.SLIDING_WINDOW,
-        Feature.CHUNKED_LOCAL,
-        Feature.LOGITS_SOFT_CAP,
-        Feature.SINKS,
-        Feature.STATIC_SINK_TOKENS,
-        Feature.ALIBI,
-        Feature.POSITION_BIAS,
-        Feature.NON_CAUSAL,
-        Feature.PER_REQUEST_CAUSAL,
-        Feature.TREE_MASK,
-        Feature.MM_PREFIX,
-        Feature.PREFIX_LENGTHS,
-        Feature.RSWA,
-        Feature.TOPK,
-        Feature.V_HEAD_SIZE,
-        Feature.PER_HEAD_QUANT_SCALES,
-        Feature.LSE,
-        Feature.DETERMINISTIC,
-        Feature.BATCH_INVARIANCE,
-        Feature.KV_CONNECTOR,
-        Feature.ADAPTIVE_VERIFICATION,
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,7 +77,7 @@ class CpuAttnImpl(AttentionImpl):
 
     name = "CPU_ATTN"
     operations = frozenset({Operation.MHA})
-    features = FEATURES
+    features = CPU_FEATURES
     encodings: ClassVar[frozenset[Encoding]] = frozenset(
         {
             Encoding.FLOAT32,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -58,14 +58,14 @@ class BlockError(KernelError):
 _Field = tuple[str, type[Any]]
 
 
-def _fields(*groups: tuple[type[Any], str]) -> list[_Field]:
+def struct_fields(*groups: tuple[type[Any], str]) -> list[_Field]:
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
 class PlanStruct(ctypes.Structure):
     """`attnplat_cpu_plan`."""
 
-    _fields_ = _fields(
+    _fields_ = struct_fields(
         (c_uint32, "size version"),
         (c_int32, "isa num_reqs"),
         (c_int64, "num_tokens"),
@@ -84,7 +84,7 @@ class PlanStruct(ctypes.Structure):
 class TensorsStruct(ctypes.Structure):
     """`attnplat_cpu_tensors`, for its layout: `Tensors` fills it."""
 
-    _fields_ = _fields(
+    _fields_ = struct_fields(
         (c_uint32, "size version"),
         (c_void_p, "q"),
         (c_int64, "q_token q_head"),
@@ -111,8 +111,8 @@ class TensorsStruct(ctypes.Structure):
 class SummaryStruct(ctypes.Structure):
     """`attnplat_cpu_summary`."""
 
-    _fields_ = _fields(
-        (c_int64, "num_tasks num_folds partial_floats scratch_bytes highest_block"),
+    _fields_ = struct_fields(
+        (c_int64, "num_tasks num_folds partial_floats scratch_bytes most_workers highest_block"),
         (c_int64, "bad_request bad_block"),
     )
 
@@ -169,7 +169,7 @@ class Tensors(NamedTuple):
         return _PACKED.pack(*_HEAD, *self)
 
 
-_REFUSALS = {
+REFUSALS = {
     1: "its structs are of another version",
     2: "a length, count, encoding or block size cannot be",
     5: "there is not enough memory",
@@ -201,11 +201,17 @@ class Library:
         self._attend = self._c.attnplat_cpu_attend
         if (abi := self._c.attnplat_cpu_abi()) != ABI:
             raise KernelError(f"{path} has ABI {abi}; this package reads {ABI}: build it again")
-        self._parallel_for = _torch_parallel_for()
-        self.has_torch_threads = self._parallel_for is not None
-        if self._parallel_for is None:
+        self.parallel_for = _torch_parallel_for()
+        self.has_torch_threads = self.parallel_for is not None
+        if self.parallel_for is None:
             pool = ctypes.cast(self._c.attnplat_cpu_pool_for, c_void_p)
-            self._parallel_for = pool.value
+            self.parallel_for = pool.value
+
+    def function(self, name: str, result: type[Any], arguments: Sequence[Any]) -> Any:
+        """The library's function of that name, for bindings besides this one."""
+        found = getattr(self._c, f"attnplat_cpu_{name}")
+        found.restype, found.argtypes = result, arguments
+        return found
 
     @property
     def isas(self) -> tuple[str, ...]:
@@ -239,7 +245,7 @@ class Library:
             if status in (3, 4):
                 raise BlockError(summary.bad_request, summary.bad_block, status == 4)
             if status:
-                raise KernelError(_REFUSALS[status])
+                raise KernelError(REFUSALS[status])
             if summary.num_tasks <= count:
                 return Tasks(memory, summary)
             count = summary.num_tasks
@@ -247,22 +253,22 @@ class Library:
     def attend(self, plan: PlanStruct, tensors: Tensors, tasks: Tasks, workers: int) -> None:
         """Run a layer on at most `workers` threads. Raises KernelError."""
         status = self._attend(
-            plan, tensors.packed(), tasks.memory, tasks.summary, workers, self._parallel_for
+            plan, tensors.packed(), tasks.memory, tasks.summary, workers, self.parallel_for
         )
         if status:
-            raise KernelError(_REFUSALS[status])
+            raise KernelError(REFUSALS[status])
 
     def read(self, data: torch.Tensor, workers: int, isa: str | None = None) -> int:
         """The sum of a contiguous tensor's bytes as words: how fast memory is read."""
         total: int = self._c.attnplat_cpu_read(
-            self.isa_index(isa), data.data_ptr(), data.nbytes, workers, self._parallel_for
+            self.isa_index(isa), data.data_ptr(), data.nbytes, workers, self.parallel_for
         )
         return total
 
     def multiply(self, rounds: int, workers: int, isa: str | None = None) -> int:
         """Multiplies and adds as fast as can be, and says how often."""
         count: int = self._c.attnplat_cpu_multiply(
-            self.isa_index(isa), rounds, workers, self._parallel_for
+            self.isa_index(isa), rounds, workers, self.parallel_for
         )
         return count
 
