@@ -6,7 +6,7 @@ layer's config with the declaration and answers every reason against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from importlib import import_module
@@ -111,7 +111,8 @@ class Rejection(NamedTuple):
 
     def __str__(self) -> str:
         got = _plain(self.got)
-        by = f" (set by the {self.source})" if self.source not in ("caller", "device") else ""
+        unsaid = ("caller", "device", "default")
+        by = f" (set by the {self.source})" if self.source not in unsaid else ""
         match self.kind:
             case "operation":
                 text = f"the layer is {got}, it serves {self.takes}"
@@ -181,6 +182,7 @@ class Backend:
     mark: Mark = Mark.KNOWN
     half_of: tuple[str, ...] = ()
     _cases: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
+    _last_rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "serves", frozenset(self.serves))
@@ -190,6 +192,7 @@ class Backend:
             object.__setattr__(self, "mark", Mark.DECLARED)
         held = dict.fromkeys(name.partition(".")[0] for name in self.case_fields())
         object.__setattr__(self, "_cases", tuple(held))
+        object.__setattr__(self, "_last_rules", tuple(r for r in self.forbids if r.last))
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -239,19 +242,59 @@ class Backend:
         Call it on a resolved backend. `cached` says whether what concerns the KV cache is
         asked; by default it is asked of layers that have one.
         """
-        assert not self._cases, f"{self.name} has not been resolved"
         cached = config.has_kv_cache if cached is None else cached
+        wanted = sorted(wanted_features(config, world, cached))
+        return self.reasons_against(config, world, cached, wanted, self.standing_reasons(world))
+
+    def standing_reasons(self, world: World) -> tuple[Rejection, ...]:
+        """What speaks against every layer in `world`: its device and its packages."""
+        reasons: list[Rejection] = []
+        limits: Mapping[str, Any] = self.on
+        for name, limit in limits.items():
+            value = getattr(world.device, name)
+            if not limit.accepts(value):
+                reasons.append(Rejection(self.name, "device", name, value, limit, "device"))
+        for package in self.requires:
+            missing = missing_package(package, world)
+            if missing is not None:
+                subject = package.feature or package.distribution
+                reasons.append(Rejection(self.name, "package", subject, None, missing, "device"))
+        return tuple(reasons)
+
+    def reasons_against(
+        self,
+        config: LayerConfig,
+        world: World,
+        cached: bool,
+        wanted: Iterable[Feature],
+        standing: tuple[Rejection, ...],
+    ) -> tuple[Rejection, ...]:
+        """As `refuse`, for who asks many backends and has settled what is the same for all.
+
+        Args:
+            wanted: `wanted_features(config, world, cached)`, sorted.
+            standing: this backend's `standing_reasons(world)`.
+        """
+        assert not self._cases, f"{self.name} has not been resolved"
         reasons: list[Rejection] = []
         if config.operation not in self.serves:
             serves = ", ".join(sorted(self.serves))
             reasons.append(Rejection(self.name, "operation", "operation", config.operation, serves))
         self._ask_fields(config, cached, reasons)
-        self._ask_features(config, wanted_features(config, world, cached), reasons)
-        self._ask_device(world, reasons)
-        self._ask_packages(world, reasons)
-        self._ask_rules(config, world, False, reasons)
+        features: Any = self.features
+        for feature in wanted:
+            if feature not in features:
+                source = "caller" if feature in config.needs else "run"
+                takes = "which it does not take"
+                reasons.append(Rejection(self.name, "feature", feature, True, takes, source))
+        reasons += standing
+        for rule in self.forbids:
+            if not rule.last and rule.when(config, world):
+                reasons.append(Rejection(self.name, "rule", rule.code, None, rule.because))
         if not reasons:
-            self._ask_rules(config, world, True, reasons)
+            for rule in self._last_rules:
+                if rule.when(config, world):
+                    reasons.append(Rejection(self.name, "rule", rule.code, None, rule.because))
         return tuple(reasons)
 
     def _ask_fields(self, config: LayerConfig, cached: bool, reasons: list[Rejection]) -> None:
@@ -262,38 +305,6 @@ class Backend:
                 continue
             source = config.source_of(name)
             reasons.append(Rejection(self.name, "field", name, value, limit, source))
-
-    def _ask_features(
-        self, config: LayerConfig, wanted: frozenset[Feature], reasons: list[Rejection]
-    ) -> None:
-        features: Any = self.features
-        if wanted <= features:
-            return
-        for feature in sorted(wanted - features):
-            source = "caller" if feature in config.needs else "run"
-            takes = "which it does not take"
-            reasons.append(Rejection(self.name, "feature", feature.value, True, takes, source))
-
-    def _ask_device(self, world: World, reasons: list[Rejection]) -> None:
-        limits: Mapping[str, Any] = self.on
-        for name, limit in limits.items():
-            value = getattr(world.device, name)
-            if not limit.accepts(value):
-                reasons.append(Rejection(self.name, "device", name, value, limit, "device"))
-
-    def _ask_packages(self, world: World, reasons: list[Rejection]) -> None:
-        for package in self.requires:
-            missing = missing_package(package, world)
-            if missing is not None:
-                subject = package.feature or package.distribution
-                reasons.append(Rejection(self.name, "package", subject, None, missing, "device"))
-
-    def _ask_rules(
-        self, config: LayerConfig, world: World, last: bool, reasons: list[Rejection]
-    ) -> None:
-        for rule in self.forbids:
-            if rule.last == last and rule.when(config, world):
-                reasons.append(Rejection(self.name, "rule", rule.code, None, rule.because))
 
     def load(self) -> type[Any]:
         """The implementation's class; imports its module, and with it its kernels."""
@@ -350,6 +361,9 @@ def missing_package(package: Package, world: World) -> str | None:
         return f"needs {package.distribution}{uses}: {inventory.features[package.feature].how}"
     if package.distribution not in inventory.packages:
         return f"needs the package {package.distribution}{uses}, which is not installed"
+    if package.distribution in inventory.broken:
+        how = inventory.broken[package.distribution]
+        return f"needs the package {package.distribution}{uses}, which is {how}"
     return None
 
 

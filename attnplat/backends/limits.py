@@ -66,6 +66,8 @@ class OneOf(Limit):
             raise ValueError("OneOf needs at least one value")
         self.values = tuple(values)
         self._set = frozenset(values)
+        # Asked of nearly every field of every backend, so it is the set's own method.
+        self.accepts = frozenset((None, *values)).__contains__  # type: ignore[method-assign, assignment]
 
     def holds(self, value: Any) -> bool:
         return value in self._set
@@ -104,6 +106,9 @@ class MultipleOf(Limit):
     """A positive multiple of `step`."""
 
     step: int
+
+    def accepts(self, value: Any) -> bool:
+        return value is None or (value > 0 and value % self.step == 0)
 
     def holds(self, value: Any) -> bool:
         return bool(value > 0 and value % self.step == 0)

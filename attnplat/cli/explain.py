@@ -17,7 +17,7 @@ from attnplat.config.run import RunContext
 from attnplat.config.serial import layer_from_dict
 from attnplat.errors import ConfigError, ConflictError
 from attnplat.platforms import current_platform, platform_for
-from attnplat.platforms.explain import describe, describe_device
+from attnplat.platforms.explain import describe, describe_device, plan_advice
 from attnplat.platforms.planning import ModelPlan, PlannedLayer, changes_since
 from attnplat.platforms.platform import Platform
 
@@ -206,9 +206,11 @@ def _print_matrix(
     shared = [f"{p.layout}, block {p.block_size}" if p.layout else "" for p in plans]
     rows.append(["KV cache", *shared])
     print_table(rows, ["layer", *(f"{p.device.platform}:{p.device.arch}" for p in platforms)])
-    for plan in plans:
+    for platform, plan in zip(platforms, plans, strict=True):
         for line in (*plan.notes, *plan.failures):
             print("\n" + line)
+        for line in plan_advice(plan):
+            print(f"\n{platform.device.platform}:{platform.device.arch}: {line}")
 
 
 def _cell(layer: PlannedLayer) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnplat.backends.backend import MARK_MEANINGS, Backend, Mark, Rejection
 from attnplat.config.layer import LayerConfig
+from attnplat.platforms.advice import in_words
 
 if TYPE_CHECKING:
     from attnplat.platforms.planning import ModelPlan, PlannedLayer
@@ -37,6 +38,7 @@ def describe(config: LayerConfig) -> str:
 def explain(selection: Selection) -> str:
     """The decision and every reason, several lines."""
     lines = [f"{describe(selection.config)}", f"  on {describe_device(selection)}"]
+    lines += [f"     note: {note}" for note in selection.world.device.notes]
     chosen = selection.chosen
     if chosen is None:
         return "\n".join([*lines, *("  " + line for line in failure(selection).splitlines())])
@@ -49,6 +51,7 @@ def explain(selection: Selection) -> str:
     if selection.rejections:
         lines.append("  refused:")
         lines += [f"    {line}" for line in _reasons(selection)]
+    lines += [f"  advice: {in_words(change)}" for change in selection.advice]
     return "\n".join(lines)
 
 
@@ -63,7 +66,18 @@ def explain_plan(plan: ModelPlan) -> str:
         lines.append(f"KV cache: layout {plan.layout}, {plan.block_size} tokens per block")
     lines += [f"note: {note}" for note in plan.notes]
     lines += plan.failures
+    lines += plan_advice(plan)
     return "\n".join(lines)
+
+
+def plan_advice(plan: ModelPlan) -> list[str]:
+    """Lines of advice on a model's layers, each said once, with the layers it is for."""
+    layers: dict[str, list[str]] = {}
+    for layer in plan.layers:
+        for change in layer.selection.advice:
+            name = layer.config.label or str(layer.config.kind)
+            layers.setdefault(in_words(change), []).append(name)
+    return [f"advice: {text} ({', '.join(names)})" for text, names in layers.items()]
 
 
 def _planned_line(layer: PlannedLayer) -> str:

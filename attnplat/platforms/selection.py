@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnplat.backends.backend import Backend, Rejection
+from attnplat.backends.backend import Backend, Rejection, wanted_features
 from attnplat.backends.limits import Limit
 from attnplat.config.frozen import FrozenMap
 from attnplat.config.layer import (
@@ -22,12 +22,14 @@ from attnplat.config.layer import (
     MlaConfig,
     SparseMlaConfig,
 )
-from attnplat.config.names import AttnType, Operation
+from attnplat.config.names import AttnType, Feature, Operation
 from attnplat.errors import ConfigError, UnknownNameError
 from attnplat.platforms.acceptance import is_about_the_cache, is_packed_kv, with_shared_numbers
 from attnplat.platforms.indexer import effective_indexer
-from attnplat.platforms.nearest import fixes
 from attnplat.platforms.world import World
+
+if TYPE_CHECKING:
+    from attnplat.platforms.nearest import Change
 
 LayerPredicate = Callable[[Any, World], bool]
 
@@ -62,19 +64,22 @@ class Preference:
 
     def matches(self, config: LayerConfig, world: World) -> bool:
         """Whether this row is for `config` in `world`."""
-        return (
-            config.operation in self.serves
-            and all(limit.accepts(getattr(world.device, name)) for name, limit in self.on.items())
-            and (self.when is None or self.when(config, world))
-        )
+        if config.operation not in self.serves:
+            return False
+        for name, limit in self.on.items():
+            if not limit.accepts(getattr(world.device, name)):
+                return False
+        return self.when is None or self.when(config, world)
 
     def names(self, config: LayerConfig, world: World) -> tuple[str, ...]:
         """The backends of this row for `config`, in order."""
-        return tuple(
-            m.name if isinstance(m, Ranked) else m
-            for m in self.order
-            if not isinstance(m, Ranked) or m.when(config, world)
-        )
+        names = []
+        for member in self.order:
+            if not isinstance(member, Ranked):
+                names.append(member)
+            elif member.when(config, world):
+                names.append(member.name)
+        return tuple(names)
 
     @property
     def members(self) -> frozenset[str]:
@@ -116,31 +121,37 @@ class Tables:
     foreign: Mapping[str, str] = FrozenMap()
     foreign_backend: Callable[[str, Operation], Backend | None] | None = None
     accepts: Mapping[str, tuple[LayerPredicate, ...]] = FrozenMap()
-    _index: dict[str, tuple[Backend, ...]] = field(
+    _entries: dict[Operation, dict[str, Backend]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    _rows: dict[Operation, tuple[Preference, ...]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
     def __post_init__(self) -> None:
-        for backend in self.catalog:
-            self._index[backend.name] = (*self._index.get(backend.name, ()), backend)
+        for operation in Operation:
+            rows = tuple(row for row in self.preferences if operation in row.serves)
+            self._rows[operation] = rows
+            entries = self._entries[operation] = {}
+            for backend in self.catalog:
+                held = entries.setdefault(backend.name, backend)
+                if operation in backend.serves and operation not in held.serves:
+                    entries[backend.name] = backend
 
     def __hash__(self) -> int:
         return hash((self.catalog, self.preferences, self.last_resort_automatic))
 
     def find(self, name: str, operation: Operation) -> Backend | None:
         """The entry of that name for `operation`, else any of that name, else None."""
-        entries = self._index.get(name, ())
-        for backend in entries:
-            if operation in backend.serves:
-                return backend
-        return entries[0] if entries else None
+        return self._entries[operation].get(name)
 
     def exists(self, name: str, config: LayerConfig, world: World) -> bool:
         """Whether these tables have a backend of that name for `config`."""
         condition = self.exists_for.get(name)
         if condition is not None and not condition(config, world):
             return False
-        return name in self._index or (self.foreign_backend is not None and name in self.foreign)
+        known = name in self._entries[config.operation]
+        return known or (self.foreign_backend is not None and name in self.foreign)
 
     def allows(self, rule: str, config: LayerConfig, world: World) -> bool:
         """Whether an acceptance rule of another rule set is in force for this layer."""
@@ -149,10 +160,28 @@ class Tables:
 
     def row_for(self, config: LayerConfig, world: World) -> Preference | None:
         """The first row that is for `config` in `world`."""
-        for row in self.preferences:
+        for row in self._rows[config.operation]:
             if row.matches(config, world):
                 return row
         return None
+
+    def candidates(
+        self, row: Preference, config: LayerConfig, world: World, last_resorts: bool
+    ) -> tuple[str, ...]:
+        """The backends that `row` puts in order, last resorts only where they are let in.
+
+        A rule set may lack a backend that stands in the row.
+        """
+        known = self._entries[config.operation]
+        names = []
+        for name in row.names(config, world):
+            backend = known.get(name)
+            unsure = backend is None or name in self.exists_for
+            if unsure and not self.exists(name, config, world):
+                continue
+            if backend is None or last_resorts or not backend.last_resort:
+                names.append(name)
+        return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -160,8 +189,8 @@ class Selection:
     """What was decided for one layer in one world, and every reason.
 
     Attributes:
+        tables, asked, world, allow_reference: what was asked: see `select`.
         config: the layer's config as judged, after the run's and the user's wishes.
-        world: all that the choice depended on.
         requested: the backend asked for by name, or None for automatic.
         requested_by: who asked: caller, user, environment ... ("" for automatic).
         row: the preference row that gave the order; None for a request or when none fits.
@@ -171,11 +200,13 @@ class Selection:
         parts: part -> its own Selection (an MLA layer's prefill, a sparse layer's indexer).
         unread: attention-config fields that were set and the chosen backend does not read.
         replaced: the request that an acceptance rule of another rule set dropped.
-        offers: judges changes again and yields those that would be accepted; see `fixes`.
     """
 
-    config: LayerConfig
+    tables: Tables = field(repr=False)
+    asked: LayerConfig
     world: World
+    allow_reference: bool
+    config: LayerConfig
     requested: str | None
     requested_by: str
     row: Preference | None
@@ -185,15 +216,42 @@ class Selection:
     parts: Mapping[str, Selection] = FrozenMap()
     unread: frozenset[str] = frozenset()
     replaced: str | None = None
-    offers: Callable[[], Iterable[str]] = field(default=tuple, compare=False, repr=False)
 
     @cached_property
-    def fixes(self) -> tuple[str, ...]:
+    def fixes(self) -> tuple[Change, ...]:
         """For a refusal, changes that would be accepted, the nearest first.
 
         Found when asked for: it takes many times as long as the refusal itself.
         """
-        return tuple(islice(self.offers(), MOST_FIXES))
+        from attnplat.platforms.nearest import MOST_CHANGES, fixes
+
+        return tuple(islice(fixes(self), MOST_CHANGES))
+
+    @cached_property
+    def advice(self) -> tuple[Change, ...]:
+        """For an automatic choice, changes after which a better one would be made.
+
+        Found when asked for, as `fixes` are.
+        """
+        from attnplat.platforms.advice import advice
+        from attnplat.platforms.nearest import MOST_CHANGES
+
+        return tuple(islice(advice(self), MOST_CHANGES))
+
+    def again(
+        self,
+        asked: LayerConfig | None = None,
+        world: World | None = None,
+        *,
+        allow_reference: bool | None = None,
+    ) -> Selection:
+        """The same question with some of it changed, decided anew."""
+        return select(
+            self.tables,
+            self.asked if asked is None else asked,
+            self.world if world is None else world,
+            allow_reference=self.allow_reference if allow_reference is None else allow_reference,
+        )
 
     @property
     def chosen(self) -> Backend | None:
@@ -234,12 +292,10 @@ class Selection:
             },
             "parts": {name: part.to_dict() for name, part in self.parts.items()},
             "unread": sorted(self.unread),
-            "fixes": list(self.fixes),
+            "fixes": [change.to_dict() for change in self.fixes],
+            "advice": [change.to_dict() for change in self.advice],
         }
 
-
-MOST_FIXES = 3
-NO_REASONS: tuple[Rejection, ...] = ()
 
 # Attention-config fields that selection itself honours, whatever backend is chosen.
 SELECTION_READS = frozenset(
@@ -259,74 +315,81 @@ def select(
         UnknownNameError: a requested backend that this platform's operations do not know.
         ConfigError: an attention-config field is set that no backend usable here reads.
     """
-    selection = _decide(tables, config, world, allow_reference)
-    if selection.ok:
-        return selection
-
-    def offers() -> Iterable[str]:
-        return fixes(
-            selection,
-            lambda config, world, allow: _decide(tables, config, world, allow),
-            lambda name, config, world: judge(tables, name, config, world),
-        )
-
-    return replace(selection, offers=offers)
+    return _decide(tables, config, world, allow_reference)
 
 
-def _decide(tables: Tables, config: LayerConfig, world: World, allow_reference: bool) -> Selection:
-    config = effective_config(config, world)
+def _decide(tables: Tables, asked: LayerConfig, world: World, allow_reference: bool) -> Selection:
+    config = effective_config(asked, world)
     requested, requested_by = _requested(config, world)
-    if requested is not None and tables.allows("request_ignored", config, world):
-        automatic = _rank(tables, config, world, None, "", allow_reference)
-        return replace(automatic, replaced=requested)
-    selection = _rank(tables, config, world, requested, requested_by, allow_reference)
-    if requested is None or selection.accepted or not _may_replace(tables, selection):
+    question = _Question(tables, asked, config, world, allow_reference)
+    if requested is None:
+        return _rank(question)
+    if tables.allows("request_ignored", config, world):
+        return replace(_rank(question), replaced=requested)
+    selection = _rank(question, requested, requested_by)
+    if selection.accepted or not _may_replace(tables, selection):
         return selection
     wishes = replace(world.wishes, backend=None, backend_per_kind=(), mla_prefill_backend=None)
-    automatic = _rank(tables, config, world.replace(wishes=wishes), None, "", allow_reference)
+    automatic = _rank(question._replace(world=world.replace(wishes=wishes)))
     told = FrozenMap({**selection.rejections, **automatic.rejections})
     return replace(automatic, world=world, replaced=requested, rejections=told)
 
 
-def _rank(
-    tables: Tables,
-    config: LayerConfig,
-    world: World,
-    requested: str | None,
-    requested_by: str,
-    allow_reference: bool,
-) -> Selection:
-    row = None if requested else tables.row_for(config, world)
-    names = _candidates(tables, config, world, requested, row, allow_reference)
-    accepted: list[Backend] = []
-    rejections: dict[str, tuple[Rejection, ...]] = {}
-    compared = _as_compared(tables, config, world)
-    for name in names:
-        if _is_unvalidated(tables, name, config, world, requested):
-            backend, reasons = _declared(tables, name, config, world), NO_REASONS
-        else:
-            backend, reasons = _judge(tables, name, config, compared)
-        if reasons:
-            rejections[name] = reasons
-        elif backend is not None:
-            accepted.append(backend)
-    apart = tables.allows("parts_apart", config, world)
-    parts = {
-        part: _decide(tables, part_config, world, allow_reference)
-        for part, part_config in (() if apart else parts_of(config))
-    }
+class _Question(NamedTuple):
+    """What is to be decided: the tables, the layer as asked and as judged, the world."""
+
+    tables: Tables
+    asked: LayerConfig
+    config: LayerConfig
+    world: World
+    allow_reference: bool
+
+
+def _rank(question: _Question, requested: str | None = None, requested_by: str = "") -> Selection:
+    tables, asked, config, world, allow_reference = question
+    row = None
+    names: tuple[str, ...] = () if requested is None else (requested,)
+    if requested is None and (row := tables.row_for(config, world)) is not None:
+        last_resorts = allow_reference or tables.last_resort_automatic
+        names = tables.candidates(row, config, world, last_resorts)
+    accepted, rejections = _judge_all(tables, names, config, world, requested)
+    parts: dict[str, Selection] = {}
+    if isinstance(config, MlaConfig) and not tables.allows("parts_apart", config, world):
+        for part, part_config in parts_of(config):
+            parts[part] = _decide(tables, part_config, world, allow_reference)
     return Selection(
-        config=config,
+        tables=tables,
+        asked=asked,
         world=world,
+        allow_reference=allow_reference,
+        config=config,
         requested=requested,
         requested_by=requested_by,
         row=row,
-        candidates=tuple(names),
-        accepted=tuple(accepted),
+        candidates=names,
+        accepted=accepted,
         rejections=FrozenMap(rejections),
         parts=FrozenMap(parts),
         unread=_unread(tables, config, world, accepted[0] if accepted else None, parts.values()),
     )
+
+
+def _judge_all(
+    tables: Tables, names: Iterable[str], config: LayerConfig, world: World, requested: str | None
+) -> tuple[tuple[Backend, ...], dict[str, tuple[Rejection, ...]]]:
+    accepted: list[Backend] = []
+    rejections: dict[str, tuple[Rejection, ...]] = {}
+    if _is_unvalidated(tables, config, world, requested):
+        declared = (_declared(tables, name, config, world) for name in names)
+        return tuple(backend for backend in declared if backend is not None), rejections
+    terms = _terms(tables, config, world)
+    for name in names:
+        backend, reasons = _judge(tables, name, config, terms)
+        if reasons:
+            rejections[name] = reasons
+        elif backend is not None:
+            accepted.append(backend)
+    return tuple(accepted), rejections
 
 
 def _may_replace(tables: Tables, refused: Selection) -> bool:
@@ -341,16 +404,16 @@ def _may_replace(tables: Tables, refused: Selection) -> bool:
 
 
 def _is_unvalidated(
-    tables: Tables, name: str, config: LayerConfig, world: World, requested: str | None
+    tables: Tables, config: LayerConfig, world: World, requested: str | None
 ) -> bool:
-    """Whether another rule set's acceptance rules use the name without any check."""
+    """Whether another rule set's acceptance rules use the candidates without any check."""
     if not tables.accepts:
         return False
     unvalidated = tables.allows("row_unvalidated", config, world)
     if requested is None:
         return unvalidated
     row = tables.row_for(config, world)
-    named = row is not None and name in row.members
+    named = row is not None and requested in row.members
     return named and (unvalidated or tables.allows("request_unvalidated", config, world))
 
 
@@ -359,17 +422,17 @@ def effective_config(config: LayerConfig, world: World) -> LayerConfig:
     if isinstance(config, IndexerConfig):
         return effective_indexer(config, world)
     changes: dict[str, Any] = {}
-    provenance = list(config.provenance)
+    sources: list[tuple[str, str]] = []
     if config.block_size is None and world.run.user_block_size and config.has_kv_cache:
         changes["block_size"] = world.run.user_block_size
-        provenance.append(("block_size", "user"))
+        sources.append(("block_size", "user"))
     non_causal = world.wishes.use_non_causal and isinstance(config, MhaConfig | MlaConfig)
     if non_causal and config.causal and config.attn_type == AttnType.DECODER:  # type: ignore[attr-defined]
         changes["causal"] = False
-        provenance.append(("causal", world.wishes.source_of("use_non_causal")))
+        sources.append(("causal", world.wishes.source_of("use_non_causal")))
     if not changes:
         return config
-    return config.replace(**changes, provenance=tuple(provenance))
+    return config.replace(**changes, provenance=(*config.provenance, *sources))
 
 
 def parts_of(config: LayerConfig) -> Iterator[tuple[str, LayerConfig]]:
@@ -381,32 +444,49 @@ def parts_of(config: LayerConfig) -> Iterator[tuple[str, LayerConfig]]:
         yield "indexer", config.indexer()
 
 
+class _Terms(NamedTuple):
+    """What is the same for every backend that is asked about a layer.
+
+    Attributes:
+        world: with the numbers that another rule set's acceptance rules compare.
+        cached: whether what concerns the KV cache is asked.
+        wanted: the features that the layer and the run want together, sorted.
+    """
+
+    world: World
+    cached: bool
+    wanted: list[Feature]
+
+
+def _terms(tables: Tables, config: LayerConfig, world: World) -> _Terms:
+    cached = config.has_kv_cache
+    if tables.accepts:
+        cached = cached or tables.allows("cache_asked_of_all", config, world)
+        if tables.allows("shared_capability_numbers", config, world):
+            world = with_shared_numbers(world)
+    return _Terms(world, cached, sorted(wanted_features(config, world, cached)))
+
+
 def judge(
     tables: Tables, name: str, config: LayerConfig, world: World
 ) -> tuple[Backend | None, tuple[Rejection, ...]]:
     """The resolved backend of that name and every reason against it (none: it fits)."""
-    return _judge(tables, name, config, _as_compared(tables, config, world))
-
-
-def _as_compared(tables: Tables, config: LayerConfig, world: World) -> World:
-    """`world` with the numbers that another rule set's acceptance rules compare."""
-    shared = tables.allows("shared_capability_numbers", config, world)
-    return with_shared_numbers(world) if shared else world
+    return _judge(tables, name, config, _terms(tables, config, world))
 
 
 def _judge(
-    tables: Tables, name: str, config: LayerConfig, world: World
+    tables: Tables, name: str, config: LayerConfig, terms: _Terms
 ) -> tuple[Backend | None, tuple[Rejection, ...]]:
+    world, cached, wanted = terms
     condition = tables.exists_for.get(name)
     if condition is not None and not condition(config, world):
         takes = "there is no such backend for this layer under the rules in force"
         return None, (Rejection(name, "absent", "backend", name, takes, "device"),)
-    backend = _declared(tables, name, config, world)
-    if backend is None:
+    declared = _declared(tables, name, config, world)
+    if declared is None:
         return None, (_foreign(tables, name, world),)
-    backend = world.resolve(backend)
-    asked_of_all = tables.allows("cache_asked_of_all", config, world)
-    reasons = backend.refuse(config, world, cached=True if asked_of_all else None)
+    backend, standing, _ = world.settle(declared)
+    reasons = backend.reasons_against(config, world, cached, wanted, standing)
     if backend.loads is None and not world.device.simulated:
         takes = "its facts are known and attnplat has no adapter for it yet"
         reasons = (*reasons, Rejection(name, "adapter", "adapter", None, takes, "device"))
@@ -438,32 +518,10 @@ def _requested(config: LayerConfig, world: World) -> tuple[str | None, str]:
         return name, wishes.source_of("mla_prefill_backend") if name else ""
     if config.operation in (Operation.INDEXER, Operation.STATE):
         return None, ""  # no wish names their kernels; their dtype fields act instead
+    if wishes.backend is None and not wishes.backend_per_kind:
+        return None, ""
     backend, source = wishes.backend_for(config.kind)
     return (str(backend), source) if backend else (None, "")
-
-
-def _candidates(
-    tables: Tables,
-    config: LayerConfig,
-    world: World,
-    requested: str | None,
-    row: Preference | None,
-    allow_reference: bool,
-) -> Iterable[str]:
-    if requested is not None:
-        return (requested,)
-    if row is None:
-        return ()
-    # A rule set may lack a backend that stands in the row.
-    names = tuple(n for n in row.names(config, world) if tables.exists(n, config, world))
-    if allow_reference or tables.last_resort_automatic:
-        return names
-    return tuple(n for n in names if not _is_last_resort(tables, n, config.operation))
-
-
-def _is_last_resort(tables: Tables, name: str, operation: Operation) -> bool:
-    backend = tables.find(name, operation)
-    return backend is not None and backend.last_resort
 
 
 def _unread(
@@ -479,7 +537,7 @@ def _unread(
     """
     unread = world.wishes.set_fields() - SELECTION_READS
     if not unread:
-        return frozenset()
+        return unread
     unread -= chosen.reads if chosen else frozenset()
     for part in parts:
         unread -= part.chosen.reads if part.chosen else frozenset()

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from attnplat.backends.backend import Backend
+from attnplat.backends.backend import Backend, Rejection
 from attnplat.config.attention import AttentionConfig
 from attnplat.config.names import Feature
 from attnplat.config.run import RunContext
 from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.inventory import Inventory
+
+
+class Settled(NamedTuple):
+    """A backend in a world.
+
+    Attributes:
+        backend: with all that depends on the world settled.
+        standing: what speaks against every layer there: the device, missing packages.
+        declared: as its platform's catalog declares it.
+    """
+
+    backend: Backend
+    standing: tuple[Rejection, ...]
+    declared: Backend
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class World:
         # Derived once: every backend of every layer is asked against it.
         object.__setattr__(self, "run_needs", self.run.needs)
         object.__setattr__(self, "_answers", {})
-        object.__setattr__(self, "_resolved", {})
+        object.__setattr__(self, "_settled", {})
 
     def holds(self, predicate: Callable[[World], bool]) -> bool:
         """Whether a pure predicate of the world holds; each is asked once of a world."""
@@ -45,12 +59,16 @@ class World:
             answer = answers[predicate] = bool(predicate(self))
         return answer
 
-    def resolve(self, backend: Backend) -> Backend:
+    def settle(self, backend: Backend) -> Settled:
         """The backend with all that depends on the world settled; once per world."""
-        resolved: dict[Backend, Backend] = self._resolved  # type: ignore[attr-defined]
-        found = resolved.get(backend)
+        known: dict[int, Settled] = self._settled  # type: ignore[attr-defined]
+        # By identity: hashing a declaration takes longer than asking it. Nobody else gets the
+        # id while the declaration is kept.
+        found = known.get(id(backend))
         if found is None:
-            found = resolved[backend] = backend.resolve(self)
+            resolved = backend.resolve(self)
+            found = Settled(resolved, resolved.standing_reasons(self), backend)
+            known[id(backend)] = found
         return found
 
     def replace(self, **changes: Any) -> Self:

@@ -236,9 +236,12 @@ def forced_version_is_not_used(config: Any, world: World) -> bool:
 
 
 def no_version_runs(config: Any, world: World) -> bool:
-    """The version that the layer needs is not installed or does not run on this device."""
+    """The version that the layer needs is not installed or does not run on this device.
+
+    That is version 2: no step leads to another one that is not usable, unless it is forced.
+    """
     capability = world.device.capability
-    if world.wishes.flash_attn_version is not None or capability is None:
+    if world.wishes.flash_attn_version is not None or capability is None or is_usable(2, world):
         return False
     somewhere = capability >= OLDEST and world.inventory.usable("flash_attention")
     return somewhere and resolve_version(ask_of(config), world) is None

@@ -93,22 +93,22 @@ def verifies_adaptively(world: World) -> bool:
 
 def aiter_mha_is_on(config: Any, world: World) -> bool:
     """aiter is on, and on for multi-head attention."""
-    return aiter_is_on(world) and world.inventory.on("aiter_mha")
+    return world.holds(aiter_is_on) and world.inventory.on("aiter_mha")
 
 
 def aiter_mla_is_on(config: Any, world: World) -> bool:
     """aiter is on, and on for latent attention."""
-    return aiter_is_on(world) and world.inventory.on("aiter_mla")
+    return world.holds(aiter_is_on) and world.inventory.on("aiter_mla")
 
 
 def aiter_indexes(config: Any, world: World) -> bool:
     """aiter is on for a sparse indexer."""
-    return aiter_is_on(world)
+    return world.holds(aiter_is_on)
 
 
 def unified_is_on(config: Any, world: World) -> bool:
     """aiter's Triton kernels are on: for data-centre devices, and consumer devices of RDNA4."""
-    on = aiter_is_on(world) or rdna_aiter_is_on(config, world)
+    on = world.holds(aiter_is_on) or rdna_aiter_is_on(config, world)
     return on and world.inventory.on("aiter_mha")
 
 
