@@ -34,6 +34,7 @@ class CallChecks:
     dtype: torch.dtype
     encoding: Encoding
     plan_key: PlanKey
+    _expected_specs: dict[tuple[int, KVCacheLayout], KVCacheSpec]
 
     if TYPE_CHECKING:
 
@@ -150,13 +151,22 @@ class CallChecks:
     def _check_cache(self, cache: KVCache, pages: PageTable | None) -> None:
         if pages is None:
             raise UnsupportedCallError("the plan was made without pages; plan(batch, pages) for it")
-        have, want = cache.spec, self.kv_cache_spec(pages.block_size, cache.spec.layout)
-        if have != want:
+        have, want = cache.spec, self._expected_spec(pages.block_size, cache.spec.layout)
+        if have is not want and have != want:
             names = [n for n in want.__dataclass_fields__ if getattr(have, n) != getattr(want, n)]
             told = ", ".join(f"{n} {getattr(have, n)}, not {getattr(want, n)}" for n in names)
             raise PlanMismatchError(f"the cache's spec does not fit layer and pages: it has {told}")
         if cache.device != self.device:
             raise PlanMismatchError(f"the cache is on {cache.device}; expected {self.device}")
+
+    def _expected_spec(self, block_size: int, layout: KVCacheLayout) -> KVCacheSpec:
+        """`kv_cache_spec`, remembered: every call asks for the same one or two."""
+        found = self._expected_specs.get((block_size, layout))
+        if found is None:
+            found = self._expected_specs[block_size, layout] = self.kv_cache_spec(
+                block_size, layout
+            )
+        return found
 
     def _check_blocks(self, plan: Plan, cache: KVCache) -> None:
         highest = plan.schedule.highest_block

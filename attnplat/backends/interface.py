@@ -14,12 +14,14 @@ from typing import ClassVar, Literal, Self, TypedDict, Unpack, overload
 
 import torch
 
+from attnplat.backends import operators
 from attnplat.backends.arch import TorchArch
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
 from attnplat.backends.call_checks import CallChecks, NewKV
 from attnplat.backends.checks import same_device, torch_dtype
 from attnplat.backends.form import form_of
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding, resolve_encoding
+from attnplat.backends.handle import Handle
 from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec, Slots
 from attnplat.backends.plan import Call, Plan, PlanKey, Schedule
 from attnplat.backends.workspace import Workspace
@@ -58,6 +60,7 @@ class AttentionImpl(CallChecks, ABC):
         form: the config as numbers.
         encoding: the stored format of the layer's cache.
         plan_key: layers whose keys are equal share one plan (per cache group).
+        handle: what stands for it in a compiled graph.
     """
 
     name: ClassVar[str]
@@ -78,6 +81,8 @@ class AttentionImpl(CallChecks, ABC):
         self.encoding = self._encoding(encoding)
         self.dtype = torch_dtype(self.form.dtype.value)
         self.plan_key = self._plan_key()
+        self.handle = Handle(self)
+        self._expected_specs = {}
 
     @classmethod
     def create(
@@ -261,6 +266,10 @@ class AttentionImpl(CallChecks, ABC):
 
         Raises as `forward` does.
         """
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        if torch.compiler.is_compiling():
+            operators.call_write_kv(self, cache, k, v, where, scales)
+            return
         if isinstance(where, Plan):
             self._check_key(where)
             pages, slots = where.pages, where.slots
@@ -270,10 +279,10 @@ class AttentionImpl(CallChecks, ABC):
         self._check_cache(cache, pages)
         assert pages is not None
         self._check_new_kv(cache, pages, slots, (k, v))
-        self._check_scales(True, {"k_scale": k_scale, "v_scale": v_scale})
+        self._check_scales(True, scales)
         assert slots is not None
         with torch.no_grad():
-            cache.write(k, v, slots, k_scale=k_scale, v_scale=v_scale)
+            cache.write(k, v, slots, **scales)
 
     @overload
     def forward(
@@ -358,23 +367,25 @@ class AttentionImpl(CallChecks, ABC):
             PlanMismatchError: a plan of another layer kind, or a tensor of the wrong shape,
                 dtype, stride or device. Nothing has been written then.
         """
-        self._check_key(plan)
-        self._check_source(plan, cache, kv)
         options = {
             "sinks": sinks,
             "alibi_slopes": alibi_slopes,
             "position_bias": position_bias,
             "topk_indices": topk_indices,
         }
-        self._check_options(plan, options)
         scales = {"k_scale": k_scale, "v_scale": v_scale}
+        if torch.compiler.is_compiling():
+            out, lse = self._results(q, out, lse, return_lse)
+            self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias)
+            operators.call_forward(self, plan, q, cache, kv, {**options, **scales}, out, lse)
+            return (out, lse) if return_lse else out  # type: ignore[return-value]
+        self._check_key(plan)
+        self._check_source(plan, cache, kv)
+        self._check_options(plan, options)
         self._check_scales(plan.pages is not None, scales)
         self._check_rows(plan, q, out, lse, return_lse)
         self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias)
-        if out is None:
-            out = q.new_zeros(q.shape[0], self.form.num_heads, self.form.v_head_size)
-        if lse is None and return_lse:
-            lse = torch.zeros(q.shape[0], self.form.num_heads, device=q.device)
+        out, lse = self._results(q, out, lse, return_lse)
         k, v = self._dense(kv) if cache is None else (None, None)
         call = Call(q=q, cache=cache, k=k, v=v, out=out, lse=lse, **options, **scales)
         with torch.no_grad(), _no_autocast(q.device.type):
@@ -386,6 +397,17 @@ class AttentionImpl(CallChecks, ABC):
             assert lse is not None
             return out, lse
         return out
+
+    def _results(
+        self, q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None, return_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The caller's `out` and `lse`, or new ones, whose padding rows are zero."""
+        rows, heads = q.shape[0], self.form.num_heads
+        if out is None:
+            out = q.new_zeros(rows, heads, self.form.v_head_size)
+        if lse is None and return_lse:
+            lse = torch.zeros(rows, heads, dtype=torch.float32, device=q.device)
+        return out, lse
 
     def _dense(self, kv: NewKV | None) -> tuple[torch.Tensor, torch.Tensor]:
         assert kv is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding
 from attnplat.backends.formats.facts import Format, format_of
 from attnplat.backends.formats.pages import Pages
 from attnplat.backends.formats.rows import decode_rows, encode_rows
+from attnplat.backends.handle import Handle
 from attnplat.config.names import parse_name
 from attnplat.errors import ConfigError, PlanMismatchError
 
@@ -113,7 +115,7 @@ class KVCacheSpec:
         """Whether elements are stored as torch stores them; other rows are bytes."""
         return self.encoding in PLAIN_ENCODINGS
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of the views: the encoding's where it is plain, else uint8."""
         return torch_dtype(self.encoding.value) if self.is_plain else torch.uint8
@@ -142,8 +144,8 @@ class KVCacheSpec:
         """Shape of the value view, axes in the layout's order without the layer."""
         return self._shape(num_blocks, self.row_width(self.v_head_size))
 
-    @property
-    def widths(self) -> dict[str, int]:
+    @cached_property
+    def widths(self) -> Mapping[str, int]:
         """The views that a cache of this spec has besides plain values in keys, by the name
         `KVCache` has for them: entries of `dtype` in a row."""
         sizes = {"k": self.head_size}
@@ -155,9 +157,14 @@ class KVCacheSpec:
             found.update(scales)
         return found
 
+    @cached_property
+    def axes(self) -> str:
+        """Block, head, token and content in the order of a view's dimensions."""
+        return self.layout.of_one_layer
+
     def _shape(self, num_blocks: int, content: int) -> tuple[int, ...]:
         sizes = self._sizes(num_blocks, content)
-        return tuple(sizes[axis] for axis in self.layout.of_one_layer)
+        return tuple([sizes[axis] for axis in self.axes])
 
     def _sizes(self, num_blocks: int, content: int) -> dict[str, int]:
         return {"B": num_blocks, "H": self.num_kv_heads, "N": self.block_size, "C": content}
@@ -176,6 +183,7 @@ class KVCache:
         k_scales, v_scales: for formats that keep scales apart from rows, their bytes, axes as
             in `k`; otherwise None.
         spec: the format.
+        handle: what stands for the cache's format in a compiled graph.
 
     Raises:
         PlanMismatchError: a view that is missing, has no place in the format, or is of the
@@ -187,12 +195,14 @@ class KVCache:
     v: torch.Tensor | None = None
     k_scales: torch.Tensor | None = None
     v_scales: torch.Tensor | None = None
+    handle: Handle = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "handle", Handle(self))
         spec = self.spec
-        axis = spec.layout.of_one_layer.index("B")
+        axis = spec.axes.index("B")
         blocks = self.k.shape[axis] if isinstance(self.k, torch.Tensor) and self.k.dim() == 4 else 0
-        widths = spec.widths
+        widths = dict(spec.widths)
         self._check("k", spec.k_shape(blocks))
         if spec.values_in_keys and spec.is_plain:
             if self.v is None:
@@ -265,9 +275,18 @@ class KVCache:
         return cls(spec=spec, **views)
 
     @property
+    def views(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Keys, values, and the scales of both where they are apart: memory of its own each, so
+        no values where they are inside keys."""
+        v = None if self.spec.values_in_keys else self.v
+        return self.k, v, self.k_scales, self.v_scales
+
+    @property
     def num_blocks(self) -> int:
         """Blocks this cache has."""
-        return self.k.shape[self.spec.layout.of_one_layer.index("B")]
+        return self.k.shape[self.spec.axes.index("B")]
 
     @property
     def device(self) -> torch.device:
@@ -283,7 +302,7 @@ class KVCache:
         return k, k if self.v is None else self._view(self.v, "BHNC")
 
     def _view(self, tensor: torch.Tensor, axes: str) -> torch.Tensor:
-        have = self.spec.layout.of_one_layer
+        have = self.spec.axes
         return tensor.permute([have.index(axis) for axis in axes])
 
     # Reading and writing -----------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
 from attnplat.backends.form import MaskRules
 from attnplat.backends.formats.encodings import Encoding
+from attnplat.backends.handle import Handle
 from attnplat.backends.kv_cache import KVCache, Slots
 from attnplat.backends.workspace import Workspace
 
@@ -56,6 +57,7 @@ class Plan:
         validate: whether values are looked at, too.
         workspace: the caller's, or None.
         schedule: the backend's own part.
+        handle: what stands for the plan in a compiled graph.
     """
 
     key: PlanKey
@@ -67,6 +69,10 @@ class Plan:
     validate: bool
     workspace: Workspace | None
     schedule: Schedule
+    handle: Handle = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "handle", Handle(self))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
