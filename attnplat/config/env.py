@@ -98,6 +98,7 @@ class DriverEnvironment(NamedTuple):
     cuda_home: str | None = None
     path: str | None = None
     flash_attention_triton_amd_enable: str | None = None
+    ld_library_path: str | None = None
 
 
 def _boolean(text: str) -> bool:
@@ -227,6 +228,7 @@ def read_driver_env(environ: Mapping[str, str] | None = None) -> DriverEnvironme
         cuda_home=environ.get("CUDA_HOME") or environ.get("CUDA_PATH"),
         path=environ.get("PATH"),
         flash_attention_triton_amd_enable=environ.get("FLASH_ATTENTION_TRITON_AMD_ENABLE"),
+        ld_library_path=environ.get("LD_LIBRARY_PATH"),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 ALL = ("cuda", "rocm", "cpu")
@@ -91,10 +91,11 @@ MISTAKEN: dict[str, str] = {
 
 
 class Installed(NamedTuple):
-    """Versions by distribution, and what was odd about the installation."""
+    """Versions and metadata folders by distribution, and what was odd about the installation."""
 
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+    folders: Mapping[str, str] = {}
 
 
 def normalise(name: str) -> str:
@@ -110,6 +111,7 @@ def installed_versions(names: Iterable[str], paths: Sequence[str]) -> Installed:
     """
     wanted = {normalise(name): name for name in names}
     versions: dict[str, str] = {}
+    folders: dict[str, str] = {}
     notes: list[str] = []
     for path in paths:
         for entry in _entries(path or "."):
@@ -122,7 +124,8 @@ def installed_versions(names: Iterable[str], paths: Sequence[str]) -> Installed:
                 notes.append(f"the metadata of {name} in {path or '.'} is damaged; reinstall it")
             else:
                 versions[name] = version
-    return Installed(versions, tuple(notes))
+                folders[name] = os.path.abspath(os.path.join(path, entry))
+    return Installed(versions, tuple(notes), folders)
 
 
 def _entries(path: str) -> list[str]:

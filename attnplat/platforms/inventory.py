@@ -17,7 +17,13 @@ from attnplat.config.env import PREFIX, DriverEnvironment, Environment, read_dri
 from attnplat.config.frozen import FrozenMap
 from attnplat.errors import UnknownNameError
 from attnplat.platforms.device import DeviceInfo
-from attnplat.platforms.distributions import DISTRIBUTIONS, MISTAKEN, installed_versions
+from attnplat.platforms.distributions import (
+    ALL,
+    DISTRIBUTIONS,
+    MISTAKEN,
+    Installed,
+    installed_versions,
+)
 
 
 class Found(NamedTuple):
@@ -64,24 +70,29 @@ SWITCHES: dict[str, SwitchSpec] = {
 
 
 class Evidence(NamedTuple):
-    """What features are judged by: installed versions, compilers that are here, and attnplat's
-    own compiled libraries."""
+    """What features are judged by: installed versions, compilers that are here, attnplat's own
+    compiled libraries, and packages that failed when they were tried -> how."""
 
     packages: Mapping[str, str]
     tools: Mapping[str, str]
     libraries: Mapping[str, str]
+    broken: Mapping[str, str] = FrozenMap()
 
     def any_of(self, *names: str) -> Found:
-        """Usable if one of the distributions is installed."""
+        """Usable if one of the distributions is installed and not known to be broken."""
+        broken = None
         for name in names:
-            if name in self.packages:
+            if name in self.broken and broken is None:
+                broken = Found(False, f"{name} {self.packages[name]} is {self.broken[name]}")
+            elif name in self.packages and name not in self.broken:
                 return Found(True, f"{name} {self.packages[name]} is installed")
-        return Found(False, f"{' or '.join(names)} is not installed")
+        return broken or Found(False, f"{' or '.join(names)} is not installed")
 
     def at_least(self, name: str, version: str) -> Found:
         """Usable if the distribution is installed in this version or a later one."""
-        if name not in self.packages:
-            return Found(False, f"{name} is not installed")
+        found = self.any_of(name)
+        if not found.usable:
+            return found
         have = self.packages[name]
         enough = _release(have) >= _release(version)
         return Found(enough, f"{name} {have} is installed, {version} brought it")
@@ -134,6 +145,8 @@ def _torch_build(evidence: Evidence, vendor: str, tag: str) -> Found:
     """Whether the installed torch can drive the vendor's devices, by its local version tag."""
     if "torch" not in evidence.packages:
         return Found(False, "torch is not installed")
+    if "torch" in evidence.broken:
+        return Found(False, f"torch is {evidence.broken['torch']}")
     version = evidence.packages["torch"]
     _, plus, local = version.partition("+")
     if plus:
@@ -227,6 +240,7 @@ class Inventory:
         switches: switch -> on or off, and who said so.
         profile: the name of an assumed inventory, or None for a real one.
         notes: what was odd about the installation, one sentence each.
+        broken: those of the packages that failed when they were last tried -> how.
     """
 
     packages: Mapping[str, str]
@@ -234,11 +248,12 @@ class Inventory:
     switches: Mapping[str, Switch]
     profile: str | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
+    broken: Mapping[str, str] = FrozenMap()
 
     def __post_init__(self) -> None:
-        for name in ("packages", "features", "switches"):
+        for name in ("packages", "features", "switches", "broken"):
             object.__setattr__(self, name, FrozenMap(getattr(self, name)))
-        contents = (self.packages, self.features, self.switches, self.profile)
+        contents = (self.packages, self.features, self.switches, self.profile, self.broken)
         # Worlds are keys of caches, so the hash is taken once.
         object.__setattr__(self, "_hash", hash(contents))
 
@@ -270,6 +285,7 @@ class Inventory:
             "switches": dict(sorted(switches.items())),
             "profile": self.profile,
             "notes": list(self.notes),
+            "broken": dict(sorted(self.broken.items())),
         }
 
     @classmethod
@@ -280,7 +296,10 @@ class Inventory:
         driver: DriverEnvironment | None = None,
         paths: Sequence[str] | None = None,
     ) -> Inventory:
-        """What this machine has, from metadata alone: nothing is imported.
+        """What this machine has, from metadata: nothing is imported.
+
+        A package that failed when `attnplat doctor --probe` tried it, and has not changed since,
+        is known to be broken.
 
         Args:
             environment: the user's switches; read now when left out.
@@ -293,11 +312,13 @@ class Inventory:
         found = installed_versions(names, sys.path if paths is None else paths)
         mistaken = tuple(MISTAKEN[name] for name in MISTAKEN if name in found.versions)
         packages = {k: v for k, v in found.versions.items() if k not in MISTAKEN}
+        broken = _known_broken(found, environment, driver, paths)
         return cls(
             packages=packages,
-            features=_judge(Evidence(packages, find_tools(driver), find_libraries())),
+            features=_judge(Evidence(packages, find_tools(driver), find_libraries(), broken)),
             switches={name: _switch(spec, environment, driver) for name, spec in SWITCHES.items()},
             notes=(*found.notes, *mistaken),
+            broken=broken,
         )
 
     @classmethod
@@ -342,6 +363,25 @@ class Inventory:
         from attnplat.platforms.profiles import named_inventory
 
         return named_inventory(str(device.platform), profile)
+
+
+def _known_broken(
+    found: Installed,
+    environment: Environment,
+    driver: DriverEnvironment,
+    paths: Sequence[str] | None,
+) -> Mapping[str, str]:
+    """Kernel packages that failed when they were last tried; looks no further without any."""
+    if not any(d.name in found.versions for d in DISTRIBUTIONS if d.platforms != ALL):
+        return FrozenMap()
+    from attnplat.platforms.probe_memory import remembered
+
+    outcomes = remembered(found, environment, driver, paths)
+    return {
+        name: f"broken ({outcome.kind}: {outcome.text})"
+        for name, outcome in outcomes.items()
+        if outcome.broken
+    }
 
 
 def _require(what: str, name: str, known: Mapping[str, Any]) -> None:
