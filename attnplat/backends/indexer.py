@@ -26,7 +26,8 @@ _NEG_INF = float("-inf")
 
 
 class IndexerImpl(ABC):
-    """One layer's indexer on one device. Subclasses implement `_logits`.
+    """One layer's indexer on one device. Subclasses implement `_logits`,
+    and `_topk` where they choose without keeping all scores.
 
     Attributes:
         name, features, encodings: as for `AttentionImpl`.
@@ -129,18 +130,8 @@ class IndexerImpl(ABC):
             PlanMismatchError: a tensor of the wrong shape, dtype or device, or another cache.
             HostLengthsNeededError: the batch carries no exact lengths.
         """
-        self._check_cache(cache, pages)
-        if batch.device != self.device:
-            raise PlanMismatchError(f"the batch is on {batch.device}; expected {self.device}")
-        rows, config = batch.num_tokens, self.config
-        self._check("pages.block_table", pages.block_table, (batch.num_reqs, None), torch.int32)
-        self._check("q", q, (at_least(rows), config.num_heads, config.head_size), FLOATS)
-        self._check("weights", weights, (at_least(rows), q.shape[1]), FLOATS)
-        if row_ends is not None:
-            self._check("row_ends", row_ends, (rows,), torch.int32)
-        lengths = batch.host_lengths()
-        shape = (rows, max(lengths.seq_lens, default=0))
-        out = torch.full(shape, _NEG_INF, dtype=torch.float32, device=self.device)
+        lengths = self._check_step(batch, pages, cache, q, weights, row_ends)
+        out = self._no_logits(batch.num_tokens, lengths)
         with torch.no_grad():
             self._logits(lengths, pages, cache, q, weights, row_ends, out)
         return out
@@ -162,8 +153,36 @@ class IndexerImpl(ABC):
         """
         if self.config.topk is None:
             raise ConfigError("IndexerConfig.topk is None; choosing keys needs their number")
-        logits = self.logits(batch, pages, cache, q, weights, row_ends=row_ends)
-        return topk_rows(logits, self.config.topk)
+        lengths = self._check_step(batch, pages, cache, q, weights, row_ends)
+        shape = (batch.num_tokens, self.config.topk)
+        out = torch.full(shape, -1, dtype=torch.int32, device=self.device)
+        with torch.no_grad():
+            self._topk(lengths, pages, cache, q, weights, row_ends, out)
+        return out
+
+    def _check_step(
+        self,
+        batch: Batch,
+        pages: PageTable,
+        cache: IndexCache,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        row_ends: torch.Tensor | None,
+    ) -> HostLengths:
+        self._check_cache(cache, pages)
+        if batch.device != self.device:
+            raise PlanMismatchError(f"the batch is on {batch.device}; expected {self.device}")
+        rows, config = batch.num_tokens, self.config
+        self._check("pages.block_table", pages.block_table, (batch.num_reqs, None), torch.int32)
+        self._check("q", q, (at_least(rows), config.num_heads, config.head_size), FLOATS)
+        self._check("weights", weights, (at_least(rows), q.shape[1]), FLOATS)
+        if row_ends is not None:
+            self._check("row_ends", row_ends, (rows,), torch.int32)
+        return batch.host_lengths()
+
+    def _no_logits(self, rows: int, lengths: HostLengths) -> torch.Tensor:
+        shape = (rows, max(lengths.seq_lens, default=0))
+        return torch.full(shape, _NEG_INF, dtype=torch.float32, device=self.device)
 
     def _check(
         self,
@@ -193,6 +212,21 @@ class IndexerImpl(ABC):
         out: torch.Tensor,
     ) -> None:
         """Write the scores of visible keys into `out`, which is -inf; headers are checked."""
+
+    def _topk(
+        self,
+        lengths: HostLengths,
+        pages: PageTable,
+        cache: IndexCache,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        row_ends: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Write the best keys into `out`, which is -1. By default from all scores at once."""
+        logits = self._no_logits(out.shape[0], lengths)
+        self._logits(lengths, pages, cache, q, weights, row_ends, logits)
+        out.copy_(topk_rows(logits, out.shape[1]))
 
 
 def topk_rows(logits: torch.Tensor, topk: int) -> torch.Tensor:
