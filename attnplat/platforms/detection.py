@@ -6,15 +6,14 @@ recorded values can be passed in. Nothing here is done at import.
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnplat.config.env import DriverEnvironment
 from attnplat.platforms.device import DeviceInfo
-from attnplat.platforms.processes import run_python
 
 
 class Detection(NamedTuple):
@@ -79,6 +78,34 @@ def lost_note(variable: str, text: str, item: str, found: int = 0) -> str | None
     return f"{variable}={text!r}: {item!r} {why}; it and what follows is ignored"
 
 
+def disagreements(
+    platform: str, found: Sequence[DeviceInfo], reading: TorchReading
+) -> tuple[str, ...]:
+    """Where torch sees other devices than detection found, one sentence each."""
+    if reading.vendor != platform:
+        told = reading.failure or f"it is a build for {reading.vendor or 'processors'}"
+        return (f"torch does not tell of {platform} devices: {told}",) if found else ()
+    notes = []
+    if len(found) != len(reading.devices):
+        notes.append(
+            f"torch sees {len(reading.devices)} {platform} devices, and {len(found)} were found"
+        )
+    for device, seen in zip(found, reading.devices, strict=False):
+        arch = (seen.gcn_arch or "").partition(":")[0] or None
+        same = (
+            device.capability in (None, seen.capability)
+            if platform == "cuda"
+            else (arch in (None, device.arch))
+        )
+        if not same:
+            what = arch or f"sm{seen.capability[0]}{seen.capability[1]}"
+            notes.append(
+                f"{platform}:{device.index} is {device.arch} ({device.name}), and torch calls it "
+                f"{what} ({seen.name})"
+            )
+    return tuple(notes)
+
+
 # Run in a process of its own: torch's device properties create a context on the device.
 _TORCH_SCRIPT = """
 import json, os, sys
@@ -98,6 +125,8 @@ os._exit(0)
 
 def ask_torch(timeout_s: float = 60.0) -> TorchReading:
     """What torch sees, asked in a process of its own so that none of this one's state changes."""
+    from attnplat.platforms.processes import run_python
+
     run = run_python(_TORCH_SCRIPT, timeout_s)
     return parse_torch_answer(run.answer, run.failure)
 
@@ -113,6 +142,8 @@ def ask_torch_once(environment: DriverEnvironment) -> TorchReading:
 
 def parse_torch_answer(answer: str | None, failure: str | None = None) -> TorchReading:
     """The reading that the script wrote, or why there is none."""
+    import json
+
     try:
         return _torch_reading(json.loads(answer or ""))
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnplat.config.env import PREFIX, DriverEnvironment, Environment, read_driver_env, read_env
 from attnplat.config.frozen import FrozenMap
@@ -24,6 +24,9 @@ from attnplat.platforms.distributions import (
     Installed,
     installed_versions,
 )
+
+if TYPE_CHECKING:
+    from attnplat.platforms.probe_outcome import Outcome
 
 
 class Found(NamedTuple):
@@ -308,11 +311,26 @@ class Inventory:
         """
         environment = read_env() if environment is None else environment
         driver = read_driver_env() if driver is None else driver
-        names = [*(d.name for d in DISTRIBUTIONS), *MISTAKEN]
-        found = installed_versions(names, sys.path if paths is None else paths)
+        found = look_for_packages(sys.path if paths is None else paths)
+        outcomes = _known_outcomes(found, environment, driver, paths)
+        return cls.of(found, environment, driver, outcomes)
+
+    @classmethod
+    def of(
+        cls,
+        found: Installed,
+        environment: Environment,
+        driver: DriverEnvironment,
+        outcomes: Mapping[str, Outcome],
+    ) -> Inventory:
+        """What a machine has by what was found: packages, settings, and what came of trying."""
         mistaken = tuple(MISTAKEN[name] for name in MISTAKEN if name in found.versions)
         packages = {k: v for k, v in found.versions.items() if k not in MISTAKEN}
-        broken = _known_broken(found, environment, driver, paths)
+        broken = {
+            name: f"broken ({outcome.kind}: {outcome.text})"
+            for name, outcome in outcomes.items()
+            if outcome.broken and name in packages
+        }
         return cls(
             packages=packages,
             features=_judge(Evidence(packages, find_tools(driver), find_libraries(), broken)),
@@ -365,23 +383,23 @@ class Inventory:
         return named_inventory(str(device.platform), profile)
 
 
-def _known_broken(
+def look_for_packages(paths: Sequence[str]) -> Installed:
+    """The packages that attnplat knows, and those mistaken for one, along `paths`."""
+    return installed_versions([*(d.name for d in DISTRIBUTIONS), *MISTAKEN], paths)
+
+
+def _known_outcomes(
     found: Installed,
     environment: Environment,
     driver: DriverEnvironment,
     paths: Sequence[str] | None,
-) -> Mapping[str, str]:
-    """Kernel packages that failed when they were last tried; looks no further without any."""
+) -> Mapping[str, Outcome]:
+    """What came of trying kernel packages before; looks no further where there are none."""
     if not any(d.name in found.versions for d in DISTRIBUTIONS if d.platforms != ALL):
         return FrozenMap()
     from attnplat.platforms.probe_memory import remembered
 
-    outcomes = remembered(found, environment, driver, paths)
-    return {
-        name: f"broken ({outcome.kind}: {outcome.text})"
-        for name, outcome in outcomes.items()
-        if outcome.broken
-    }
+    return remembered(found, environment, driver, paths)
 
 
 def _require(what: str, name: str, known: Mapping[str, Any]) -> None:

@@ -97,28 +97,24 @@ class Failure(NamedTuple):
     is_exit: bool = False
 
 
-_ABI = re.compile(
-    r"undefined symbol|symbol not found|procedure could not be found|version `[^']+' not found"
-    r"|compiled (using|against) .*NumPy|numpy\.dtype size changed|ABI version|dtype size changed",
-    re.IGNORECASE,
+# Compiled when they are first needed: most runs never do.
+_ABI = (
+    r"(?i)undefined symbol|symbol not found|procedure could not be found|version `[^']+' not found"
+    r"|compiled (using|against) .*NumPy|ABI version|dtype size changed"
 )
-_LIBRARY = re.compile(
-    r"(?P<name>[\w.+-]+\.(so|dylib|dll)[\w.]*): cannot open shared object file"
-    r"|Library not loaded: (?P<mac>\S+)|DLL load failed|image not found",
-)
+_LIBRARY = r"cannot open shared object file|Library not loaded|DLL load failed|image not found"
 # Libraries that come with a driver, not with a package.
-_OF_DRIVERS = re.compile(r"lib(cuda|nvidia-ml|amdhip64|hsa-runtime64|amd_smi|rocm_smi64)\.so")
-_NO_DEVICE = re.compile(
-    r"no nvidia driver|nvml|driver not loaded|no hip gpus|no cuda gpus|no cuda-capable"
+_OF_DRIVERS = r"lib(cuda|nvidia-ml|amdhip64|hsa-runtime64|amd_smi|rocm_smi64)\.so"
+_NO_DEVICE = (
+    r"(?i)no nvidia driver|nvml|driver not loaded|no hip gpus|no cuda gpus|no cuda-capable"
     r"|rocm version file not found|libamd_smi|no rocm-capable|0 active drivers|cuda driver"
-    r"|no gpu|gpu not found|not linked with support for any|torch not compiled with cuda",
-    re.IGNORECASE,
+    r"|no gpu|gpu not found|not linked with support for any|torch not compiled with cuda"
 )
-_TORCH = re.compile(
-    r"(requires?|built (for|with|against)|needs|incompatible with|expects?)\b.{0,60}\b(py)?torch\b"
+_TORCH = (
+    r"(?is)(requires?|built (for|with|against)|needs|incompatible with|expects?)\b.{0,60}"
+    r"\b(py)?torch\b"
     r"|\b(py)?torch\b.{0,60}\b(is required|version mismatch|but (found|got|have))"
-    r"|\b(py)?torch\b.{0,20}version.{0,60}\b(is required|required|mismatch|but)",
-    re.IGNORECASE | re.DOTALL,
+    r"|\b(py)?torch\b.{0,20}version.{0,60}\b(is required|required|mismatch|but)"
 )
 
 
@@ -129,14 +125,14 @@ def kind_of(failure: Failure, module: str) -> ProbeKind:
         return ProbeKind.EXITS
     if failure.type == "ModuleNotFoundError":
         return ProbeKind.MISSING_MODULE
-    if _ABI.search(failure.text):
+    if re.search(_ABI, failure.text):
         return ProbeKind.ABI_MISMATCH
-    if _LIBRARY.search(failure.text):
-        of_driver = _OF_DRIVERS.search(failure.text) is not None
+    if re.search(_LIBRARY, failure.text):
+        of_driver = re.search(_OF_DRIVERS, failure.text) is not None
         return ProbeKind.NO_DEVICE if of_driver else ProbeKind.MISSING_LIBRARY
-    if _NO_DEVICE.search(text):
+    if re.search(_NO_DEVICE, text):
         return ProbeKind.NO_DEVICE
-    if _TORCH.search(failure.text):
+    if re.search(_TORCH, failure.text):
         return ProbeKind.WRONG_TORCH
     if failure.type == "ImportError" and "cannot import name" in failure.text:
         return ProbeKind.MISSING_SYMBOL

@@ -34,7 +34,7 @@ _SCRIPT = """
 import importlib, json, logging, os, sys, threading
 leave, rename, answer_file = os._exit, os.replace, sys.argv[1]
 wanted = json.loads(%s)
-sys.path[:] = wanted["paths"]
+sys.path[:] = wanted["paths"] + [path for path in sys.path if path not in wanted["paths"]]
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -7,7 +7,6 @@ behind, or end the interpreter while it is imported. None of that reaches the ca
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from enum import StrEnum
 from pathlib import Path
@@ -131,6 +130,8 @@ class _Tail:
     _PATIENCE_S = 1.0
 
     def __init__(self, stream: IO[bytes]) -> None:
+        import threading
+
         self._stream = stream
         self._chunks: deque[bytes] = deque(maxlen=_KEPT_BYTES // _CHUNK_BYTES)
         self._thread = threading.Thread(target=self._read, daemon=True)

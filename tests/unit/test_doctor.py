@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from attnplat.cli import doctor
-from attnplat.cli.doctor import Examination, findings
+from attnplat.cli import examination
+from attnplat.cli.examination import Examination
+from attnplat.cli.findings import findings
 from attnplat.cli.main import main
 from attnplat.cli.tables import plain_table
 from attnplat.config.env import Environment
@@ -99,7 +100,7 @@ def test_the_report_tells_of_this_machine_and_ends_well(answer: Ask) -> None:
 
 
 def test_the_used_device_is_the_one_that_current_platform_answers_for() -> None:
-    assert doctor.examine().device == current_platform().device
+    assert examination.examine().device == current_platform().device
 
 
 def test_the_keys_come_in_the_same_order_every_time() -> None:
