@@ -286,7 +286,9 @@ class Backend:
             if feature not in features:
                 source = "caller" if feature in config.needs else "run"
                 takes = "which it does not take"
-                reasons.append(Rejection(self.name, "feature", feature, True, takes, source))
+                reasons.append(
+                    Rejection(self.name, "feature", _NAMED[feature], True, takes, source)
+                )
         reasons += standing
         for rule in self.forbids:
             if not rule.last and rule.when(config, world):
@@ -327,6 +329,7 @@ class Backend:
 
 
 _ANYTHING = Anything()
+_NAMED = {feature: feature.value for feature in Feature}
 _MLA_OPERATIONS = frozenset({Operation.MLA, Operation.SPARSE_MLA})
 
 

@@ -36,11 +36,12 @@ class Difference:
             `takes.FIELD` (theirs: a Limit or Cases, None for no limit, or a function from
             what attnplat declares to what they do),
             `feature.NAME` (theirs: bool or a predicate of the world),
+            `features` (theirs: the whole set),
             `on.ATTRIBUTE` (theirs: a Limit, None for no limit),
             `requires` (theirs: a tuple of Packages),
             `rule.CODE` (theirs: a Rule, or None where they have no such rule),
             `exists` (theirs: False, or a predicate of config and world: the layers that
-            the name exists for),
+            the name exists for; or one of these by name),
             `order` (theirs: Preference rows that come before all others),
             `accepts.RULE` (theirs: True, or a predicate of config and world: the layers
             that it is in force for; the rules are `ACCEPTANCE_RULES`).
@@ -118,7 +119,11 @@ def _rows(differences: Iterable[Difference]) -> tuple[Preference, ...]:
 
 def _existences(differences: Iterable[Difference]) -> FrozenMap[str, Any]:
     found = [d for d in differences if d.subject == "exists" and d.operation is None]
-    return FrozenMap({name: d.theirs or _never for d in found for name in d.backends})
+    return FrozenMap({n: _for_name(d.theirs, n) or _never for d in found for n in d.backends})
+
+
+def _for_name(theirs: Any, name: str) -> Any:
+    return theirs[name] if isinstance(theirs, Mapping) else theirs
 
 
 def _acceptances(differences: Iterable[Difference]) -> FrozenMap[str, tuple[Any, ...]]:
@@ -206,14 +211,19 @@ def _apply_rule(backend: Backend, code: str, theirs: Any) -> Backend:
     return replace(backend, forbids=tuple(kept))
 
 
+def _apply_features(backend: Backend, name: str, theirs: Any) -> Backend:
+    return replace(backend, features=frozenset(theirs))
+
+
 def _apply_exists(backend: Backend, name: str, theirs: Any) -> Backend | None:
-    return backend if theirs else None
+    return backend if _for_name(theirs, backend.name) else None
 
 
 _APPLY: dict[str, Callable[[Backend, str, Any], Backend | None]] = {
     "takes": _apply_table("takes"),
     "on": _apply_table("on"),
     "feature": _apply_feature,
+    "features": _apply_features,
     "requires": _apply_requires,
     "rule": _apply_rule,
     "exists": _apply_exists,

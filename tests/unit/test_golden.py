@@ -1,7 +1,7 @@
 """Recorded decisions of another engine, decided again under its rule set.
 
-Every row is decided once. Then each declared difference is left out in turn: some row must
-come out otherwise, or the difference says nothing.
+Every row is decided once. Then each declared difference is left out in turn: some row, or some
+answer of a recorded class, must come out otherwise, or the difference says nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from attnplat.platforms.rules import differences_of, platform_under, under
 from attnplat.snapshots.check import read_cases
 from attnplat.snapshots.kind import Kind, platform_of
 from attnplat.snapshots.tables import KINDS, kind_of
+from tests.unit.recorded_classes import questions
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 THEIRS = "vllm-0.33"
@@ -164,13 +165,21 @@ def operations_of() -> dict[str, frozenset[Operation]]:
 )
 def test_leaving_out_a_difference_changes_a_decision(platform, difference):
     without: dict[tuple[str, str, str], Platform] = {}
-    for case in _rows_to_ask(platform, difference):
-        row = case.row
-        device = (row["platform"], row["arch"], row["profile"])
+
+    def platform_without(*device: str) -> Platform:
         if device not in without:
             ours = platform_under("attnplat", *device)
             without[device] = under(THEIRS, ours, without=difference)
-        if case.agrees and case.comes_out_otherwise(without[device]):
+        return without[device]
+
+    for case in _rows_to_ask(platform, difference):
+        row = case.row
+        device = (row["platform"], row["arch"], row["profile"])
+        if case.agrees and case.comes_out_otherwise(platform_without(*device)):
+            return
+    for question in questions():
+        named = question.row["requested"] in difference.backends
+        if named and not question.agrees(platform_without(*question.device)):
             return
     pytest.fail("no recorded decision depends on it: it is dead, or says what another one says")
 

@@ -116,11 +116,11 @@ _ACCEPTANCE = (
 
 _ORDER = (
     _differs(
-        "TORCH_SDPA",
+        ("TORCH_SDPA", "REFERENCE"),
         "exists",
-        is_vision,
-        "serves every layer, behind all fused kernels",
-        "torch's own attention runs where nothing else does",
+        {"TORCH_SDPA": is_vision, "REFERENCE": False},
+        "serve every layer: torch behind all fused kernels, the reference on request",
+        "torch's own attention runs where nothing else does, and a right answer can be compared to",
         _SELECTOR,
     ),
     _differs(
@@ -402,6 +402,18 @@ _SPARSE = (
         they.lacks_topk,
         "a layer that does not tell its number of keys is taken",
         "unknown is no refusal; a layer that is not sparse is refused as such",
+    ),
+    _differs(
+        (
+            *_V4_NAMES,
+            "FLASHMLA_SPARSE_DSV4",
+            "FLASHMLA_SPARSE_DSV41",
+            "FLASHMLA_MEGA_ATTN_DSV41",
+        ),
+        "feature.sliding_window",
+        False,
+        "a layer's window is told like any other",
+        "the model has windowed layers; their code passes the window beside the selector",
     ),
     _differs(
         "FLASHMLA_SPARSE",

@@ -208,11 +208,12 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     # Which backends exist, and in which order they are tried.
     Difference(
-        backend="TORCH_SDPA",
+        backend=("TORCH_SDPA", "REFERENCE"),
         subject="exists",
-        theirs=is_vision,
-        ours="serves every layer, behind all others",
-        because="torch's own attention runs where nothing else does",
+        theirs={"TORCH_SDPA": is_vision, "REFERENCE": False},
+        ours="serve every layer: torch behind all others, the reference on request",
+        because="torch's own attention runs where nothing else does, and a right answer can be "
+        "compared to",
         source=_SELECTOR,
     ),
     Difference(
@@ -316,6 +317,23 @@ DIFFERENCES: tuple[Difference, ...] = (
         ours="layers without a cache too",
         because="its forward kernel needs no cache",
         source=_SELECTOR,
+    ),
+    Difference(
+        backend="FLASH_ATTN",
+        subject="feature.rswa",
+        operation=Operation.MHA,
+        theirs=True,
+        ours="windows that are reset after a prefix are refused",
+        because="the package has no mask of them; vLLM's class answers alike on every platform",
+        source=_ROWS,
+    ),
+    Difference(
+        backend=("ROCM_FLASHMLA_SPARSE_DSV4", "ROCM_FLASHMLA_SPARSE_DSV41"),
+        subject="feature.sliding_window",
+        theirs=False,
+        ours="a layer's window is told like any other",
+        because="the model has windowed layers; vLLM's passes the window beside the selector",
+        source=_V4,
     ),
     Difference(
         backend="FLASH_ATTN",
