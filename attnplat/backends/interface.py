@@ -282,7 +282,7 @@ class AttentionImpl(CallChecks, ABC):
         self._check_scales(True, scales)
         assert slots is not None
         with torch.no_grad():
-            cache.write(k, v, slots, **scales)
+            self._store(cache, (k, v), slots, **scales)
 
     @overload
     def forward(
@@ -391,7 +391,7 @@ class AttentionImpl(CallChecks, ABC):
         with torch.no_grad(), _no_autocast(q.device.type):
             if cache is not None and kv is not None:
                 assert plan.slots is not None
-                cache.write(*kv, plan.slots, k_scale=k_scale, v_scale=v_scale)
+                self._store(cache, kv, plan.slots, **scales)
             self._attend(plan, call)
         if return_lse:
             assert lse is not None
@@ -446,6 +446,13 @@ class AttentionImpl(CallChecks, ABC):
         workspace: Workspace | None,
     ) -> Schedule:
         """The backend's part of a plan; headers have been checked."""
+
+    def _store(
+        self, cache: KVCache, kv: NewKV, slots: Slots, **scales: torch.Tensor | None
+    ) -> None:
+        """Write new tokens to their slots; all has been checked. Default: `cache.write`."""
+        k, v = kv
+        cache.write(k, v, slots, **scales)
 
     @abstractmethod
     def _attend(self, plan: Plan, call: Call) -> None:

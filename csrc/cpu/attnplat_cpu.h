@@ -160,6 +160,32 @@ ATTNPLAT_CPU_EXPORT int32_t attnplat_cpu_attend(const attnplat_cpu_plan *plan,
                                                 int64_t workers,
                                                 attnplat_cpu_parallel_for parallel_for);
 
+/* New rows of keys and values, and their slots in the pages. Strides and sizes count elements; the
+ * last dimension has stride 1. Rows are copied as they are. */
+typedef struct attnplat_cpu_writing {
+  uint32_t size;
+  uint32_t version;
+  int32_t element_size; /* bytes */
+  int32_t num_heads;
+  const int64_t *rows;  /* [count] rows of k and v; null: the first, in order */
+  const int64_t *slots; /* [count], none negative */
+  int64_t count;
+  int64_t block_size;
+  const void *k;
+  int64_t k_token, k_head, k_size;
+  void *k_pages;
+  int64_t k_pages_block, k_pages_head, k_pages_token;
+  const void *v; /* null: there are none */
+  int64_t v_token, v_head, v_size;
+  void *v_pages;
+  int64_t v_pages_block, v_pages_head, v_pages_token;
+} attnplat_cpu_writing;
+
+/* Copies them. No two slots may be equal. */
+ATTNPLAT_CPU_EXPORT int32_t attnplat_cpu_write(const attnplat_cpu_writing *writing,
+                                               int64_t workers,
+                                               attnplat_cpu_parallel_for parallel_for);
+
 /* A pool of threads for callers that have none. `attnplat_cpu_pool_for` has the type
  * attnplat_cpu_parallel_for and runs on the process's one pool, made on first use by the process
  * (a child process after a fork makes its own). */

@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Self
 import torch
 
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
+from attnplat.backends.call_checks import NewKV
 from attnplat.backends.formats.encodings import Encoding
 from attnplat.backends.formats.facts import ScalePlace, format_of
 from attnplat.backends.interface import AttentionImpl
-from attnplat.backends.kv_cache import KVCacheLayout, KVCacheSpec
+from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec, Slots
 from attnplat.backends.plan import Call, Plan, Schedule
 from attnplat.backends.workspace import ALIGNMENT, Workspace
 from attnplat.config.env import read_env
@@ -39,13 +40,17 @@ from attnplat.platforms.cpu.kernels.library import (
     Tasks,
     Tensors,
 )
+from attnplat.platforms.cpu.kernels.writing import Writer
 
-_AXES: dict[KVCacheLayout, tuple[int, int, int | None]] = {
+_AXES: dict[KVCacheLayout, tuple[int, int, int]] = {
     layout: (order.index("B"), order.index("H"), order.index("N"))
     for layout in KVCacheLayout
     for order in [layout.of_one_layer]
 }
 """Where block, head and token are among the dimensions of one layer's view."""
+
+_NOTHING = (0,) * 16
+"""The fields of `Tensors` from lse to v_scale_head, where none is given."""
 
 MOST_PARTIALS = 4 << 20
 """Floats of partial results that a schedule makes at most."""
@@ -58,12 +63,14 @@ class CpuSchedule(Schedule):
     Attributes:
         struct: the plan as the library reads it.
         tasks: the work, in pieces.
+        rows: query rows that are written.
         kept: the tensors that `struct` points into.
         scratch: room for partial results, or None where there are none.
     """
 
     struct: PlanStruct
     tasks: Tasks
+    rows: int
     kept: tuple[torch.Tensor, ...]
     scratch: Workspace | None
 
@@ -110,6 +117,11 @@ class CpuAttnImpl(AttentionImpl):
         self.library, self._isa = _load(isa)
         self._base = self._plan_base()
         self._scales_at = self._scale_offsets()
+        self._writer = Writer(self.library)
+        form = self.form
+        self._takes_options = (
+            form.sinks or form.alibi or form.position_bias or form.mask.topk is not None
+        )
         self._specs: dict[tuple[int | None, KVCacheLayout | str | None], KVCacheSpec] = {}
 
     @classmethod
@@ -178,7 +190,7 @@ class CpuAttnImpl(AttentionImpl):
             "window_right": right,
             "chunk_size": mask.chunk_size or 0,
             "static_sink_tokens": mask.static_sink_tokens,
-            "topk": mask.topk is not None,
+            "topk": mask.topk or 0,
         }
 
     def _schedule(
@@ -212,6 +224,7 @@ class CpuAttnImpl(AttentionImpl):
             highest_block=highest if pages is not None else None,
             struct=struct,
             tasks=tasks,
+            rows=lengths.num_tokens,
             kept=tuple(kept),
             scratch=Workspace.of_size(workspace, self.device, 4 * floats + ALIGNMENT)
             if floats
@@ -232,19 +245,127 @@ class CpuAttnImpl(AttentionImpl):
 
     # A layer --------------------------------------------------------------------------------
 
+    def forward(
+        self,
+        plan: Plan,
+        q: torch.Tensor,
+        cache: KVCache | None = None,
+        *,
+        kv: NewKV | None = None,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+        **options: Any,
+    ) -> Any:
+        """As the base has it. The checks of an ordinary call are made here once more, in few
+        steps: a small model's decode takes less time than checking it at length."""
+        if (
+            torch.compiler.is_compiling()
+            or return_lse
+            or any(option is not None for option in options.values())
+            or not self._is_ordinary(plan, q, cache, kv, out)
+        ):
+            return super().forward(plan, q, cache, kv=kv, out=out, return_lse=return_lse, **options)
+        assert cache is not None and isinstance(plan.schedule, CpuSchedule)
+        if kv is not None:
+            assert plan.slots is not None
+            self._write_new(cache, kv, plan.slots)
+        if out is None:
+            rows, heads = q.shape[0], self.form.num_heads
+            empty = q.new_empty if rows == plan.schedule.rows else q.new_zeros
+            out = empty(rows, heads, self.form.v_head_size)
+        self._compute(plan.schedule, self._ordinary_tensors(q, cache, out))
+        return out
+
+    def _write_new(
+        self, cache: KVCache, kv: NewKV, slots: Slots, **scales: torch.Tensor | None
+    ) -> None:
+        if cache.k.dtype is self.dtype:
+            k, v = kv
+            values = None if v is None or cache.v is None else (v, cache.v)
+            axes = _AXES[cache.spec.layout]
+            self._writer.write((k, cache.k), values, axes, slots.rows, slots.slots)
+        else:
+            super()._write_new(cache, kv, slots, **scales)
+
+    def _is_ordinary(
+        self,
+        plan: Plan,
+        q: torch.Tensor,
+        cache: KVCache | None,
+        kv: NewKV | None,
+        out: torch.Tensor | None,
+    ) -> bool:
+        """Whether a call passes the base's checks without any of what is seldom given."""
+        if not isinstance(plan, Plan) or not isinstance(cache, KVCache):
+            return False
+        if plan.key is not self.plan_key and plan.key != self.plan_key:
+            return False
+        if cache is None or plan.pages is None or plan.validate or self._takes_options:
+            return False
+        form, spec, tokens = self.form, cache.spec, plan.batch.num_tokens
+        known = self._specs.get((plan.pages.block_size, spec.layout))
+        if known is not spec and known != spec:
+            return False
+        highest = plan.schedule.highest_block
+        if highest is None or highest >= cache.num_blocks or cache.k.device != self.device:
+            return False
+        if not _is_plain(q, self.dtype, tokens, form.num_heads, form.head_size):
+            return False
+        if out is not None:
+            shape = (tokens, form.num_heads, form.v_head_size)
+            if not _is_plain(out, self.dtype, *shape):
+                return False
+        return kv is None or self._takes(plan, cache, kv)
+
+    def _takes(self, plan: Plan, cache: KVCache, kv: NewKV) -> bool:
+        (k, v), form, slots = kv, self.form, plan.slots
+        if slots is None or plan.pages is None or plan.pages.slot_mapping is None:
+            return False
+        rows = len(plan.pages.slot_mapping)
+        if slots.highest is None:
+            return False
+        if slots.highest >= cache.num_blocks * plan.pages.block_size:
+            return False
+        heads = form.num_kv_heads
+        if not _is_plain(k, self.dtype, rows, heads, form.head_size) or k.shape[0] != rows:
+            return False
+        if form.values_in_keys:
+            return v is None
+        return (
+            v is not None
+            and _is_plain(v, self.dtype, rows, heads, form.v_head_size)
+            and v.shape[0] == rows
+        )
+
+    def _ordinary_tensors(self, q: torch.Tensor, cache: KVCache, out: torch.Tensor) -> Tensors:
+        q_token, q_head, _ = q.stride()
+        out_token, out_head, _ = out.stride()
+        form, nothing = self.form, _NOTHING
+        return Tensors(
+            *(q.data_ptr(), q_token, q_head),
+            *self._pages(cache),
+            *(out.data_ptr(), out_token, out_head),
+            *nothing,
+            *self._scales_at,
+            form.scale,
+            form.logits_soft_cap or 0.0,
+            0,
+        )
+
     def _attend(self, plan: Plan, call: Call) -> None:
-        schedule = plan.schedule
-        assert isinstance(schedule, CpuSchedule)
+        assert isinstance(plan.schedule, CpuSchedule)
+        kept: list[torch.Tensor] = []
+        self._compute(plan.schedule, self._tensors(call, kept))
+
+    def _compute(self, schedule: CpuSchedule, tensors: Tensors) -> None:
         if schedule.tasks.summary.num_tasks == 0:
             return
-        kept: list[torch.Tensor] = []
-        tensors = self._tensors(call, kept)
         if schedule.scratch is None:
             self._run(schedule, tensors)
-        else:
-            with schedule.scratch.borrowed():
-                piece = schedule.scratch.take(4 * schedule.tasks.summary.partial_floats)
-                self._run(schedule, tensors._replace(partials=piece.data_ptr()))
+            return
+        with schedule.scratch.borrowed():
+            piece = schedule.scratch.take(4 * schedule.tasks.summary.partial_floats)
+            self._run(schedule, tensors._replace(partials=piece.data_ptr()))
 
     def _run(self, schedule: CpuSchedule, tensors: Tensors) -> None:
         try:
@@ -259,7 +380,7 @@ class CpuAttnImpl(AttentionImpl):
         out_token, out_head, _ = out.stride()
         lse_token, lse_head = (0, 0) if lse is None else lse.stride()
         bias, bias_strides = _position_bias(call.position_bias, kept)
-        topk, topk_stride, topk_count = _topk(call.topk_indices, kept)
+        topk, topk_stride, topk_count = _topk(call.topk_indices, self.form.mask.topk, kept)
         v_scale = call.k_scale if form.values_in_keys else call.v_scale
         return Tensors(
             *(q.data_ptr(), q_token, q_head),
@@ -282,24 +403,21 @@ class CpuAttnImpl(AttentionImpl):
 
     def _planes(self, call: Call) -> tuple[int, int, int, int, int, int, int, int]:
         """Address and strides (block, head, token) of keys, then of values."""
-        if call.cache is None:
-            k, v = call.k, call.v
-            assert k is not None and v is not None
-            block, head, token = 0, 1, None
-        else:
-            k, v = call.cache.k, call.cache.v
-            v = k if v is None else v
-            block, head, token = _AXES[call.cache.spec.layout]
+        if call.cache is not None:
+            return self._pages(call.cache)
+        k, v = call.k, call.v
+        assert k is not None and v is not None
+        of_k, of_v = k.stride(), v.stride()
+        return k.data_ptr(), of_k[0], of_k[1], 0, v.data_ptr(), of_v[0], of_v[1], 0
+
+    def _pages(self, cache: KVCache) -> tuple[int, int, int, int, int, int, int, int]:
+        k, v = cache.k, cache.v
+        v = k if v is None else v
+        block, head, token = _AXES[cache.spec.layout]
         of_k, of_v = k.stride(), v.stride()
         return (
-            k.data_ptr(),
-            of_k[block],
-            of_k[head],
-            0 if token is None else of_k[token],
-            v.data_ptr(),
-            of_v[block],
-            of_v[head],
-            0 if token is None else of_v[token],
+            *(k.data_ptr(), of_k[block], of_k[head], of_k[token]),
+            *(v.data_ptr(), of_v[block], of_v[head], of_v[token]),
         )
 
 
@@ -337,6 +455,25 @@ class CpuPrefillImpl(CpuAttnImpl):
     operations = frozenset({Operation.MLA_PREFILL})
 
 
+def _is_plain(tensor: torch.Tensor, dtype: torch.dtype, rows: int, heads: int, size: int) -> bool:
+    """Whether a tensor of the host has so many rows or more, packed, and nothing asks for its
+    gradient."""
+    if type(tensor) is not torch.Tensor or tensor.dtype is not dtype or tensor.dim() != 3:
+        return False
+    if tensor.layout is not torch.strided or tensor.is_neg():
+        return False
+    shape = tensor.shape
+    return (
+        shape[0] >= rows
+        and shape[1] == heads
+        and shape[2] == size
+        and tensor.is_cpu
+        and not tensor.is_neg()
+        and (size == 1 or tensor.stride(2) == 1)
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+    )
+
+
 def _address(tensor: torch.Tensor | None, kept: list[torch.Tensor]) -> int:
     """Where a vector of float32 is, converted where it must be; 0 for none."""
     if tensor is None:
@@ -360,10 +497,16 @@ def _position_bias(
     return kept[-1].data_ptr(), (request[0] if request else 0, head, query)
 
 
-def _topk(indices: torch.Tensor | None, kept: list[torch.Tensor]) -> tuple[int, int, int]:
+def _topk(
+    indices: torch.Tensor | None, most: int | None, kept: list[torch.Tensor]
+) -> tuple[int, int, int]:
     """Address, stride of a row, and how many there are in one."""
     if indices is None:
         return 0, 0, 0
+    if most is not None and indices.shape[1] > most:
+        raise PlanMismatchError(
+            f"topk_indices has {indices.shape[1]} columns; the layer's config says {most}"
+        )
     kept.append(_rows_in_one_piece(indices))
     return kept[-1].data_ptr(), kept[-1].stride(0), kept[-1].shape[1]
 

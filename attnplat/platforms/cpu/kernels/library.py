@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import torch
 
 from attnplat.platforms.cpu import kernels
 
-ABI = 1
+ABI = 2
 FILE_NAME = "libattnplat_cpu.so"
 
 ENCODINGS = {
@@ -31,6 +31,10 @@ ENCODINGS = {
     "fp8_e5m2": 4,
     "int8_th": 5,
     "fp8_th": 3,
+    "mla_fp8_656": 6,
+    "mla_fp8_584": 7,
+    "mla_fp8_528": 8,
+    "mla_nvfp4_352": 9,
 }
 """The library's numbers for how k and v are stored; the first three for q and out, too. Formats
 with a scale in each row are told by where in the row it is."""
@@ -104,7 +108,8 @@ class TensorsStruct(ctypes.Structure):
         (c_int64, "k_scale_head v_scale_head"),
         (c_int64, "k_scale_at v_scale_at"),
         (c_float, "scale logits_soft_cap"),
-        (c_void_p, "partials"),
+        (c_void_p, "partials row_scales"),
+        (c_int64, "row_scales_block row_scales_token"),
     )
 
 
@@ -117,8 +122,21 @@ class SummaryStruct(ctypes.Structure):
     )
 
 
-_CODES: dict[type[Any], str] = {c_uint32: "I", c_int64: "q", c_void_p: "P", c_float: "f"}
-_PACKED = struct.Struct("".join(_CODES[kind] for _, kind in TensorsStruct._fields_))
+_CODES: dict[type[Any], str] = {
+    c_uint32: "I",
+    c_int32: "i",
+    c_int64: "q",
+    c_void_p: "P",
+    c_float: "f",
+}
+
+
+def layout_of(kind: type[ctypes.Structure]) -> str:
+    """The struct's fields in the letters of the module `struct`, which packs faster."""
+    return "".join(_CODES[field[1]] for field in kind._fields_)
+
+
+_PACKED = struct.Struct(layout_of(TensorsStruct))
 _HEAD = (ctypes.sizeof(TensorsStruct), ABI)
 
 
@@ -163,6 +181,9 @@ class Tensors(NamedTuple):
     scale: float
     logits_soft_cap: float
     partials: int
+    row_scales: int = 0
+    row_scales_block: int = 0
+    row_scales_token: int = 0
 
     def packed(self) -> bytes:
         """The struct's memory."""
@@ -177,12 +198,17 @@ REFUSALS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Tasks:
     """What a schedule came to: the tasks as the library wrote them, and their sizes."""
 
     memory: ctypes.Array[Any]
     summary: SummaryStruct
+
+    @cached_property
+    def addresses(self) -> tuple[int, int]:
+        """Of the tasks and of the summary."""
+        return ctypes.addressof(self.memory), ctypes.addressof(self.summary)
 
 
 class Library:
@@ -201,11 +227,16 @@ class Library:
         self._attend = self._c.attnplat_cpu_attend
         if (abi := self._c.attnplat_cpu_abi()) != ABI:
             raise KernelError(f"{path} has ABI {abi}; this package reads {ABI}: build it again")
-        self.parallel_for = _torch_parallel_for()
-        self.has_torch_threads = self.parallel_for is not None
-        if self.parallel_for is None:
+        self._parallel_for = _torch_parallel_for()
+        self.has_torch_threads = self._parallel_for is not None
+        if self._parallel_for is None:
             pool = ctypes.cast(self._c.attnplat_cpu_pool_for, c_void_p)
-            self.parallel_for = pool.value
+            self._parallel_for = pool.value
+
+    @property
+    def parallel_for(self) -> int | None:
+        """The address of the parallel loop that the kernels are to run on."""
+        return self._parallel_for
 
     def function(self, name: str, result: type[Any], arguments: Sequence[Any]) -> Any:
         """The library's function of that name, for bindings besides this one."""
@@ -253,7 +284,11 @@ class Library:
     def attend(self, plan: PlanStruct, tensors: Tensors, tasks: Tasks, workers: int) -> None:
         """Run a layer on at most `workers` threads. Raises KernelError."""
         status = self._attend(
-            plan, tensors.packed(), tasks.memory, tasks.summary, workers, self.parallel_for
+            ctypes.addressof(plan),
+            tensors.packed(),
+            *tasks.addresses,
+            workers,
+            self._parallel_for,
         )
         if status:
             raise KernelError(REFUSALS[status])
@@ -261,14 +296,14 @@ class Library:
     def read(self, data: torch.Tensor, workers: int, isa: str | None = None) -> int:
         """The sum of a contiguous tensor's bytes as words: how fast memory is read."""
         total: int = self._c.attnplat_cpu_read(
-            self.isa_index(isa), data.data_ptr(), data.nbytes, workers, self.parallel_for
+            self.isa_index(isa), data.data_ptr(), data.nbytes, workers, self._parallel_for
         )
         return total
 
     def multiply(self, rounds: int, workers: int, isa: str | None = None) -> int:
         """Multiplies and adds as fast as can be, and says how often."""
         count: int = self._c.attnplat_cpu_multiply(
-            self.isa_index(isa), rounds, workers, self.parallel_for
+            self.isa_index(isa), rounds, workers, self._parallel_for
         )
         return count
 
@@ -284,7 +319,7 @@ def _declare(c: ctypes.CDLL) -> None:
         ("isa_index", c_int32, [ctypes.c_char_p]),
         ("task_bytes", c_int64, []),
         ("schedule", c_int32, [plan, c_void_p, c_int64, summary]),
-        ("attend", c_int32, [plan, ctypes.c_char_p, c_void_p, summary, c_int64, c_void_p]),
+        ("attend", c_int32, [c_void_p, ctypes.c_char_p, c_void_p, c_void_p, c_int64, c_void_p]),
         ("read", c_uint64, [c_int32, c_void_p, c_int64, c_int64, c_void_p]),
         ("multiply", c_int64, [c_int32, c_int64, c_int64, c_void_p]),
     ):
