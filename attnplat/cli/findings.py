@@ -31,7 +31,7 @@ _DEVICE_FIXES: tuple[tuple[str, str], ...] = (
     ("NVML cannot be loaded", "in a container, add utility to NVIDIA_DRIVER_CAPABILITIES"),
     ("has none, so that nothing", "create slices (nvidia-smi mig -cgi), or switch MIG off"),
     ("torch was not asked", "attnplat doctor --probe asks torch, as attnplat itself does"),
-    ("of processors", "set OMP_NUM_THREADS to the cores shown, or torch starts more threads"),
+    ("the control group", "set OMP_NUM_THREADS to the cores shown, or torch starts more threads"),
     ("may not be read", "pass /dev/kfd and /sys/class/kfd to the container"),
 )
 

@@ -67,14 +67,15 @@ def parse_meminfo(text: str) -> int | None:
     return int(match.group(1)) * 1024 if match else None
 
 
-def lost_note(variable: str, text: str, item: str, found: int = 0) -> str | None:
+def lost_note(variable: str, text: str, item: str, found: int = 0, maker: str = "") -> str | None:
     """What a list of visible devices lost at `item`, which `found` devices could be meant by.
 
-    None for the usual ways of hiding every device: an empty list, and -1 at its end.
+    `maker` is said where the list may be meant for another's devices. None for the usual ways of hiding every device: an empty list, and -1 at its end.
     """
     if item.strip() == "" or re.fullmatch(r"\s*-[0-9]+\s*", item):
         return None
-    why = f"could be any of {found} devices" if found > 1 else "names no device here"
+    of = f"{maker} " if maker else ""
+    why = f"could be any of {found} devices" if found > 1 else f"names no {of}device here"
     return f"{variable}={text!r}: {item!r} {why}; it and what follows is ignored"
 
 

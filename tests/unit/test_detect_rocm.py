@@ -212,12 +212,18 @@ def test_lists_of_visible_devices_are_obeyed_in_order(
         (None, "", "HIP_VISIBLE_DEVICES is empty: torch hides every device, and HIP none"),
         (None, "-1", None),
         ("", None, None),
+        # NVIDIA's list is HIP's too where HIP has none, and seldom meant so.
+        (None, None, "CUDA_VISIBLE_DEVICES='GPU-5090': 'GPU-5090' names no AMD device here"),
     ],
 )
 def test_lists_that_lose_devices_by_mistake_are_noted(
     rocr: str | None, hip: str | None, told: str | None
 ) -> None:
-    environment = DriverEnvironment(rocr_visible_devices=rocr, hip_visible_devices=hip)
+    environment = DriverEnvironment(
+        rocr_visible_devices=rocr, hip_visible_devices=hip, cuda_visible_devices="GPU-5090"
+    )
+    if rocr is not None:
+        environment = environment._replace(cuda_visible_devices=None)
     twin = KfdNode(
         5, (FOUR[3].properties or "").replace(str(0x123456789ABCDEF0), str(0x1FFFFFFFFFFFFFFF))
     )

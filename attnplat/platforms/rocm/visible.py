@@ -70,7 +70,8 @@ def visible_to_hip(variable: str, text: str | None, uuids: Sequence[str]) -> Vis
     for item in text.removesuffix(",").split(","):
         ordinal = _meant_by_hip(item, uuids)
         if ordinal is None or ordinal >= len(uuids):
-            return Visible(tuple(seen), lost_note(variable, text, item))
+            maker = "" if variable.startswith("HIP") else "AMD"
+            return Visible(tuple(seen), lost_note(variable, text, item, maker=maker))
         if ordinal not in seen:
             seen.append(ordinal)
     return Visible(tuple(seen))
