@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from attnplat.errors import ConfigError
-from attnplat.snapshots.kind import Row, platform_of
+from attnplat.snapshots.kind import Kind, Outcome, Row, platform_of
 from attnplat.snapshots.tables import kind_of
 
 Cell = tuple[str, str, str, str]
+LONGEST_SHOWN = 400
 
 
 @dataclass
@@ -54,7 +55,21 @@ def read_cases(path: str | Path) -> Iterator[Row]:
 
 def decide(row: Row, rules: str) -> dict[str, Any]:
     """The row with attnplat's outcome in place of the recorded one."""
-    return {**row, **kind_of(row).decide(row, platform_of(row, rules))}
+    return {**row, **outcome_of(kind_of(row), row, rules)}
+
+
+def outcome_of(kind: Kind, row: Row, rules: str) -> Outcome:
+    """What attnplat decides of a row. Raises ConfigError, showing the row, where it is no case."""
+    try:
+        kind.check(row)
+        return kind.decide(row, platform_of(row, rules))
+    except ConfigError as error:
+        raise ConfigError(f"{error}, in the case {_shown(row)}") from None
+
+
+def _shown(row: Row) -> str:
+    text = json.dumps(row)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def check(rows: Iterable[Row], rules: str) -> Tally:
@@ -62,10 +77,9 @@ def check(rows: Iterable[Row], rules: str) -> Tally:
     tally = Tally()
     for row in rows:
         kind = kind_of(row)
-        outcome = kind.decide(row, platform_of(row, rules))
-        agrees = kind.agrees(outcome, row)
+        outcome = outcome_of(kind, row, rules)
         cell = (kind.name, row["platform"], row["arch"], row["profile"])
-        tally.add(cell, row, outcome, agrees)
+        tally.add(cell, row, outcome, kind.agrees(outcome, row))
     return tally
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from attnplat.config.attention import AttentionConfig
@@ -16,6 +16,7 @@ from attnplat.platforms.platform import Platform
 from attnplat.platforms.rules import platform_under
 from attnplat.platforms.selection import Selection
 from attnplat.snapshots.codes import NO_CLASS
+from attnplat.snapshots.fields import DEVICE, Fields, check_fields
 
 Row = Mapping[str, Any]
 Outcome = dict[str, Any]
@@ -30,12 +31,19 @@ class Kind:
         recognises: whether a row is of this kind.
         decide: (row, the platform of the row under a rule set) -> the outcome fields.
         agrees: (outcome, recorded row) -> whether the compared fields are the same.
+        check: raises ConfigError unless a row holds what a decision about it needs.
     """
 
     name: str
     recognises: Callable[[Row], bool]
     decide: Callable[[Row, Platform], Outcome]
     agrees: Callable[[Outcome, Row], bool]
+    check: Callable[[Row], None]
+
+
+def with_fields(fields: Fields) -> Callable[[Row], None]:
+    """The check that a row names its device and holds these fields."""
+    return partial(check_fields, wanted={**DEVICE, **fields}, what="a case")
 
 
 # Names that the recorded engine has and attnplat has no backend for, and the code that it

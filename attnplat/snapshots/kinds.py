@@ -9,6 +9,7 @@ from attnplat.config.layer import LayerConfig, MhaConfig, MlaConfig
 from attnplat.config.names import LayerKind
 from attnplat.errors import ConfigError
 from attnplat.platforms.platform import Platform
+from attnplat.snapshots.fields import FLAG, NAMES, TEXT, Field, Fields, optional
 from attnplat.snapshots.kind import (
     RECORDED_ONLY,
     Kind,
@@ -18,6 +19,7 @@ from attnplat.snapshots.kind import (
     chosen_name,
     error_of,
     refused,
+    with_fields,
 )
 
 _WINDOW, _OPEN = (127, -1), (-1, -1)
@@ -110,4 +112,28 @@ def agree_on_kinds(outcome: Outcome, recorded: Row) -> bool:
     return all(outcome[field] == recorded.get(field) for field in outcome if field != "error")
 
 
-KINDS = Kind("kinds", lambda row: row.get("rule") in _RULES, decide_kinds, agree_on_kinds)
+_FIELDS: dict[str, Fields] = {
+    "spec_kind": {"attn_type": TEXT, "use_mla": FLAG, "has_sliding_window": FLAG},
+    "all_kinds": {},
+    "backend_parse": {"value": optional(TEXT)},
+    "backend_per_kind_parse": {"value": NAMES},
+    "backend_per_kind_select": {
+        "layer": Field(" or ".join(_LAYERS), lambda v: isinstance(v, str) and v in _LAYERS),
+        "global_backend": optional(TEXT),
+        "backend_per_kind": NAMES,
+    },
+}
+
+
+def check_kinds(row: Row) -> None:
+    """Raise ConfigError unless the row holds what its rule is about."""
+    with_fields(_FIELDS[row["rule"]])(row)
+
+
+KINDS = Kind(
+    "kinds",
+    lambda row: isinstance(row.get("rule"), str) and row["rule"] in _RULES,
+    decide_kinds,
+    agree_on_kinds,
+    check_kinds,
+)

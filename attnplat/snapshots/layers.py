@@ -17,6 +17,7 @@ from attnplat.config.layer import (
 )
 from attnplat.config.names import Feature, LayerKind
 from attnplat.config.run import RunContext
+from attnplat.snapshots.fields import FLAG, OBJECT, SIZE, TEXT, Fields, optional
 
 # Flags of the recorded schema that only say something of ordinary attention; a latent or
 # block-sparse layer that carries one asks for a feature that its own config has no field for.
@@ -24,6 +25,40 @@ _FLAG_FEATURES = {
     "use_mm_prefix": Feature.MM_PREFIX,
     "use_per_head_quant_scales": Feature.PER_HEAD_QUANT_SCALES,
     "use_rswa": Feature.RSWA,
+}
+LAYER_FIELDS: Fields = {
+    "num_heads": optional(SIZE),
+    "head_size": SIZE,
+    "dtype": TEXT,
+    "kv_cache_dtype": optional(TEXT),
+    "block_size": optional(SIZE),
+    "attn_type": TEXT,
+    **dict.fromkeys(
+        (
+            "use_mla",
+            "use_sparse",
+            "has_sink",
+            "has_sliding_window",
+            "use_non_causal",
+            "use_batch_invariant",
+            "use_kv_connector",
+            "use_pcp",
+            "use_dcp",
+            "use_adaptive_verification",
+            *_FLAG_FEATURES,
+        ),
+        FLAG,
+    ),
+}
+# Of a model; each may be left out.
+CONTEXT_FIELDS: Fields = {
+    "num_kv_heads": optional(SIZE),
+    "mla": optional(OBJECT),
+    "run_kv_cache_dtype": optional(TEXT),
+    "model_attn_type": optional(TEXT),
+    "model_head_size": optional(SIZE),
+    "is_diffusion": optional(FLAG),
+    "use_trtllm_attention": optional(FLAG),
 }
 _TRANSLATED = ("CUTLASS_MSA", "TRITON_MSA")
 _DEFAULT_WINDOW = (127, -1)
@@ -57,7 +92,7 @@ def _case(text: str) -> Case:
 
 
 def _config(recorded: Mapping[str, Any], context: Mapping[str, Any]) -> LayerConfig:
-    also = {f for flag, f in _FLAG_FEATURES.items() if recorded.get(flag)}
+    also = {f for flag, f in _FLAG_FEATURES.items() if recorded[flag]}
     if recorded["use_non_causal"]:
         also.add(Feature.NON_CAUSAL)
     common: dict[str, Any] = {
@@ -65,8 +100,8 @@ def _config(recorded: Mapping[str, Any], context: Mapping[str, Any]) -> LayerCon
         "dtype": recorded["dtype"],
         "kv_cache_dtype": recorded["kv_cache_dtype"],
         "block_size": recorded["block_size"],
-        "num_heads": recorded.get("num_heads"),
-        "num_kv_heads": context.get("num_kv_heads"),
+        "num_heads": recorded["num_heads"],
+        "num_kv_heads": _kv_heads(recorded["num_heads"], context.get("num_kv_heads")),
         "sliding_window": _DEFAULT_WINDOW if recorded["has_sliding_window"] else (-1, -1),
         "sinks": recorded["has_sink"],
         "also_needs": frozenset(also),
@@ -78,6 +113,12 @@ def _config(recorded: Mapping[str, Any], context: Mapping[str, Any]) -> LayerCon
     if recorded["use_sparse"]:
         return BlockSparseConfig(**common)
     return MhaConfig(**common, attn_type=recorded["attn_type"])
+
+
+def _kv_heads(heads: int | None, kv_heads: int | None) -> int | None:
+    """The key-value heads, or None where the two cannot be of one layer: grids vary one alone."""
+    contradict = heads is not None and kv_heads is not None and heads % kv_heads
+    return None if contradict else kv_heads
 
 
 def _dims(head_size: int, mla: Mapping[str, Any]) -> dict[str, Any]:

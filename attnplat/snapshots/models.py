@@ -12,6 +12,7 @@ from attnplat.config.layer import BlockSparseConfig, IndexerConfig, MhaConfig, S
 from attnplat.config.names import Feature
 from attnplat.config.run import RunContext
 from attnplat.platforms.platform import Platform
+from attnplat.snapshots.fields import FLAG, SIZE, TEXT, Fields, optional
 from attnplat.snapshots.kind import (
     Kind,
     Outcome,
@@ -21,6 +22,7 @@ from attnplat.snapshots.kind import (
     chosen_name,
     error_of,
     refused,
+    with_fields,
 )
 
 _MINIMAX = "minimax_m3"
@@ -171,11 +173,46 @@ def _agree_on_v4(outcome: Outcome, recorded: Row) -> bool:
     return same_name and _agree_on_family("layer", v4_family)(outcome, recorded)
 
 
+def check_minimax(row: Row) -> None:
+    """Raise ConfigError unless the row tells what its half of the model depends on."""
+    main = row["rule"] == "minimax_m3_main"
+    with_fields(_MINIMAX_MAIN if main else _MINIMAX_INDEXER)(row)
+
+
+_MINIMAX_MAIN: Fields = {"kv_cache_dtype": TEXT, "topk_blocks": SIZE, "num_kv_heads": SIZE}
+_MINIMAX_INDEXER: Fields = {
+    "indexer_kv_dtype": TEXT,
+    "topk_blocks": SIZE,
+    "indexer_cp": FLAG,
+    "tp": SIZE,
+}
 MINIMAX = Kind(
     "minimax",
-    lambda row: str(row.get("rule")).startswith(_MINIMAX),
+    lambda row: row.get("rule") in ("minimax_m3_main", "minimax_m3_indexer"),
     decide_minimax,
     _agree_on_family("selected", minimax_family),
+    check_minimax,
 )
-DEEPSEEK_V4 = Kind("dsv4", lambda row: "o_groups" in row, decide_v4, _agree_on_v4)
-DIFFKV = Kind("diffkv", lambda row: row.get("rule") == "diffkv", decide_diffkv, agree_on_choice)
+DEEPSEEK_V4 = Kind(
+    "dsv4",
+    lambda row: "o_groups" in row,
+    decide_v4,
+    _agree_on_v4,
+    with_fields(
+        {
+            "model": TEXT,
+            "requested": optional(TEXT),
+            "pcp": FLAG,
+            "num_heads": SIZE,
+            "o_groups": optional(SIZE),
+            "tp": SIZE,
+        }
+    ),
+)
+DIFFKV = Kind(
+    "diffkv",
+    lambda row: row.get("rule") == "diffkv",
+    decide_diffkv,
+    agree_on_choice,
+    with_fields({}),
+)

@@ -8,6 +8,16 @@ from attnplat.config.layer import IndexerConfig, MhaConfig, MlaPrefillConfig, St
 from attnplat.config.names import AttnType, Role
 from attnplat.config.run import RunContext
 from attnplat.platforms.platform import Platform
+from attnplat.snapshots.fields import (
+    FLAG,
+    OBJECT,
+    SIZE,
+    SIZE_OR_ZERO,
+    TEXT,
+    Fields,
+    check_fields,
+    optional,
+)
 from attnplat.snapshots.kind import (
     Kind,
     Outcome,
@@ -17,6 +27,7 @@ from attnplat.snapshots.kind import (
     chosen_name,
     error_of,
     refused,
+    with_fields,
 )
 
 # The recorded names of the state-space kinds; CUSTOM is none of ours.
@@ -97,7 +108,44 @@ def _is_vision(row: Row) -> bool:
     return "rule" not in row and {"head_size", "dtype", "requested"} <= row.keys()
 
 
-PREFILL = Kind("prefill", lambda row: "mla_dims" in row, decide_prefill, agree_on_choice)
-VISION = Kind("vit", _is_vision, decide_vision, agree_on_choice)
-STATE = Kind("mamba", lambda row: "mamba_type" in row, decide_state, agree_on_choice)
-INDEXER = Kind("indexer", lambda row: row.get("rule") == "dsa", decide_indexer, agree_on_format)
+def check_prefill(row: Row) -> None:
+    """Raise ConfigError unless the row tells the three sizes of a latent head."""
+    fields = {"mla_dims": OBJECT, "dtype": TEXT, "batch_invariant": FLAG, **_REQUEST}
+    with_fields(fields)(row)
+    sizes = dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), SIZE_OR_ZERO)
+    check_fields(row["mla_dims"], sizes, "mla_dims of a case")
+
+
+_REQUEST: Fields = {"requested": optional(TEXT)}
+PREFILL = Kind(
+    "prefill", lambda row: "mla_dims" in row, decide_prefill, agree_on_choice, check_prefill
+)
+VISION = Kind(
+    "vit",
+    _is_vision,
+    decide_vision,
+    agree_on_choice,
+    with_fields({"head_size": SIZE, "dtype": TEXT, **_REQUEST}),
+)
+STATE = Kind(
+    "mamba",
+    lambda row: "mamba_type" in row,
+    decide_state,
+    agree_on_choice,
+    with_fields({"mamba_type": TEXT, "batch_invariant": FLAG}),
+)
+INDEXER = Kind(
+    "indexer",
+    lambda row: row.get("rule") == "dsa",
+    decide_indexer,
+    agree_on_format,
+    with_fields(
+        {
+            "model_type": TEXT,
+            "requested": optional(TEXT),
+            "dcp": FLAG,
+            "pcp": FLAG,
+            "indexer_sparse_logits": FLAG,
+        }
+    ),
+)

@@ -6,6 +6,7 @@ from attnplat.config.layer import MlaConfig
 from attnplat.platforms.platform import Platform
 from attnplat.platforms.selection import Selection
 from attnplat.snapshots.codes import NO_CLASS, codes_of
+from attnplat.snapshots.fields import DEVICE, OBJECT, TEXT, check_fields, optional
 from attnplat.snapshots.kind import (
     RECORDED_ONLY,
     Kind,
@@ -16,7 +17,7 @@ from attnplat.snapshots.kind import (
     error_of,
     refused,
 )
-from attnplat.snapshots.layers import Case, case_of
+from attnplat.snapshots.layers import CONTEXT_FIELDS, LAYER_FIELDS, Case, case_of
 
 # A request at which the recorded engine itself fails, where its class can be imported: it
 # reads the model's latent sizes before it asks whether the layer is latent.
@@ -68,4 +69,21 @@ def agree_on_selection(outcome: Outcome, recorded: Row) -> bool:
     )
 
 
-SELECTION = Kind("selection", lambda row: "config" in row, decide_selection, agree_on_selection)
+def check_selection(row: Row) -> None:
+    """Raise ConfigError unless the row describes a layer and what is known of its model."""
+    wanted = {**DEVICE, "config": OBJECT, "requested": optional(TEXT)}
+    check_fields(row, wanted, "a case")
+    check_fields(row["config"], LAYER_FIELDS, "the config of a case")
+    given = {"context": optional(OBJECT)}
+    check_fields(row, given, "a case", required=False)
+    context = row.get("context") or {}
+    check_fields(context, CONTEXT_FIELDS, "the context of a case", required=False)
+
+
+SELECTION = Kind(
+    "selection",
+    lambda row: "config" in row,
+    decide_selection,
+    agree_on_selection,
+    check_selection,
+)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -343,3 +345,81 @@ def test_every_recorded_sort_of_row_is_decided_under_each_rule_set(path, rules):
             seen.add(sort)
             decide(row, rules)
     assert seen
+
+
+# Rows that nobody has recorded ------------------------------------------------------------------
+
+OUTCOMES = {"selected", "parsed", "kind", "resolved", "layer", "kinds"}
+INPUTS = {
+    "selection": {"requested", "context"},
+    "prefill": {"mla_dims", "dtype", "batch_invariant", "requested"},
+    "vit": {"head_size", "dtype", "requested"},
+    "mamba": {"mamba_type", "batch_invariant"},
+    "indexer": {"model_type", "requested", "dcp", "pcp", "indexer_sparse_logits"},
+    "minimax": {"indexer_kv_dtype", "kv_cache_dtype", "topk_blocks", "indexer_cp", "tp"},
+    "dsv4": {"model", "requested", "pcp", "num_heads", "o_groups", "tp"},
+    "diffkv": {"head_size", "head_size_v", "has_sink"},
+    "kinds": {"attn_type", "use_mla", "has_sliding_window", "layer", "global_backend"},
+}
+NONSENSE = (0, -1, 2**40, 1.5, "", "nonsense", [], {}, True)
+RULE_SETS = ("attnplat", THEIRS)
+
+
+def recorded_rows():
+    """Some rows of each table."""
+    for path in sorted(GOLDEN.glob("*.jsonl.gz")):
+        rows = list(islice(read_cases(path), 400))
+        yield path.name.removesuffix(".jsonl.gz"), rows
+
+
+def mixed_rows(count):
+    """Recorded rows whose device and inputs come from other rows of their table."""
+    draw = random.Random(20261129)
+    tables = dict(recorded_rows())
+    devices = [{k: row[k] for k in ON} for rows in tables.values() for row in rows[::7]]
+    for _ in range(count):
+        name = draw.choice(sorted(tables))
+        row = {**draw.choice(tables[name]), **draw.choice(devices)}
+        for field in sorted(INPUTS[name] & row.keys()):
+            values = [
+                r[field] for r in tables[name] if field in r and r.get("rule") == row.get("rule")
+            ]
+            row[field] = draw.choice(values)
+        if name == "selection":
+            configs = [r["config"] for r in tables[name]]
+            row["config"] = {field: draw.choice(configs)[field] for field in row["config"]}
+        yield name, row, draw
+
+
+def test_every_mixture_of_recorded_inputs_has_an_outcome():
+    for name, row, draw in mixed_rows(400):
+        decided = decide(row, draw.choice(RULE_SETS))
+        assert json.loads(json.dumps(decided)) == decided, row
+        assert OUTCOMES & decided.keys(), (name, row)
+        if name == "selection":
+            refused = decided["error"] is not None
+            assert refused == (decided["selected"] is None)
+            assert decided["selected"] in (None, *decided["valid"], row["requested"])
+            assert not set(decided["valid"]) & set(decided["rejected"])
+
+
+def test_nonsense_in_any_field_is_an_error_that_shows_the_row():
+    told = 0
+    for name, row, draw in mixed_rows(400):
+        row = json.loads(json.dumps(row))
+        field = draw.choice(sorted(INPUTS[name] & row.keys()) + list(ON))
+        where = row
+        if name == "selection" and draw.random() < 0.7:
+            where, field = row["config"], draw.choice(sorted(row["config"]))
+        if draw.random() < 0.3:
+            del where[field]
+        else:
+            where[field] = draw.choice(NONSENSE)
+        try:
+            decided = decide(row, draw.choice(RULE_SETS))
+        except ConfigError as error:
+            told += 1
+            assert field in str(error) or "case with fields" in str(error), error
+        else:
+            assert json.loads(json.dumps(decided)) == decided
+    assert told > 200
