@@ -91,6 +91,17 @@ class PlanMismatchError(AttnplatError, ValueError):
     """Tensors of a call do not have the shape, dtype or device its plan was made for."""
 
 
+class TensorError(PlanMismatchError):
+    """One tensor of a call is not as it must be: shape, dtype, stride, device, memory.
+
+    `argument` is its name, as in `pages.block_table`.
+    """
+
+    def __init__(self, argument: str, message: str) -> None:
+        self.argument = argument
+        super().__init__(message)
+
+
 class WorkspaceTooSmallError(AttnplatError):
     """The caller's workspace cannot hold what the plan needs and may not grow now."""
 

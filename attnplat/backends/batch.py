@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -291,14 +291,22 @@ class Batch:
                 )
             start, lens = self.query_start_loc_host, self.seq_lens_host
         found = HostLengths(tuple(start.tolist()), tuple(lens.tolist()))
-        demand(
-            found.query_start[0] == 0
-            and list(found.query_start) == sorted(found.query_start)
-            and min(found.seq_lens, default=0) >= 0,
-            f"batch.query_start_loc {found.query_start} must start at 0 and not decrease, and "
-            f"batch.seq_lens {found.seq_lens} not be negative",
-        )
+        self._demand_order(found)
         return found
+
+    @staticmethod
+    def _demand_order(found: HostLengths) -> None:
+        starts, lens = found.query_start, found.seq_lens
+        demand(starts[0] == 0, f"batch.query_start_loc starts at {starts[0]}; expected 0")
+        if list(starts) != sorted(starts):
+            r = next(r for r, (a, b) in enumerate(pairwise(starts)) if b < a)
+            raise ConfigError(
+                f"batch.query_start_loc decreases at request {r}, from {starts[r]} to "
+                f"{starts[r + 1]}"
+            )
+        if min(lens, default=0) < 0:
+            r = next(r for r, n in enumerate(lens) if n < 0)
+            raise ConfigError(f"request {r} has seq_len {lens[r]}; it takes at least 0")
 
     def kv_starts(self, lengths: HostLengths) -> tuple[int, ...]:
         """First row of each request in k and v that are given without a cache.
@@ -331,7 +339,10 @@ class Batch:
         for r, length in enumerate(lens):
             rows = start[r + 1] - start[r]
             at = f"request {r}"
-            demand(rows >= 0, f"batch.query_start_loc decreases at {at}")
+            demand(
+                rows >= 0,
+                f"batch.query_start_loc decreases at {at}, from {start[r]} to {start[r + 1]}",
+            )
             demand(
                 rows <= self.max_query_len,
                 f"{at} has {rows} query rows; max_query_len is {self.max_query_len}",
@@ -345,7 +356,7 @@ class Batch:
                 f"{at} has seq_len {length}, fewer than its {rows} query rows",
             )
         self._validate_mirrors(start, lens)
-        self._validate_ranges()
+        self._validate_masks()
 
     def _validate_mirrors(self, start: list[int], lens: list[int]) -> None:
         for name, values in (("query_start_loc", start), ("seq_lens", lens)):
@@ -358,7 +369,16 @@ class Batch:
                 "give equal values, or host_lens='upper'",
             )
 
-    def _validate_ranges(self) -> None:
+    def _validate_masks(self) -> None:
+        for name in ("prefix_lens", "kv_start_loc"):
+            tensor = getattr(self, name)
+            for r, value in enumerate([] if tensor is None else tensor.tolist()):
+                demand(value >= 0, f"request {r} has batch.{name} {value}; it takes at least 0")
+        promised = self.num_decode_reqs
+        demand(
+            promised is None or 0 <= promised <= self.num_reqs,
+            f"batch.num_decode_reqs is {promised}; it takes 0 to num_reqs ({self.num_reqs})",
+        )
         for request, begin, end in [] if self.ranges is None else self.ranges.tolist():
             demand(
                 0 <= request < self.num_reqs and 0 <= begin <= end,

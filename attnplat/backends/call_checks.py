@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from attnplat.backends.batch import Batch, HostLengths, PageTable
-from attnplat.backends.checks import FLOATS, Size, at_least, check_tensor
+from attnplat.backends.checks import (
+    FLOATS,
+    Size,
+    at_least,
+    check_apart,
+    check_kind,
+    check_tensor,
+)
 from attnplat.backends.form import AttentionForm
 from attnplat.backends.formats.encodings import Encoding
 from attnplat.backends.formats.facts import format_of
 from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec, Slots
 from attnplat.backends.plan import Plan, PlanKey
+from attnplat.backends.workspace import Workspace
 from attnplat.config.layer import LayerConfig
-from attnplat.errors import HostLengthsNeededError, PlanMismatchError, UnsupportedCallError
+from attnplat.errors import (
+    ConfigError,
+    HostLengthsNeededError,
+    PlanMismatchError,
+    TensorError,
+    UnsupportedCallError,
+)
 
 NewKV = tuple[torch.Tensor, torch.Tensor | None]
 """(k, v) of a call; v is None where values are inside keys."""
@@ -50,6 +65,7 @@ class CallChecks:
         dtype: torch.dtype | tuple[torch.dtype, ...],
         *,
         rows_matter: bool = False,
+        written: bool = False,
     ) -> None:
         check_tensor(
             name,
@@ -58,9 +74,11 @@ class CallChecks:
             dtype=dtype,
             device=self.device,
             contiguous_rows=rows_matter,
+            written=written,
         )
 
     def _check_key(self, plan: Plan) -> None:
+        check_kind("plan", plan, Plan)
         if plan.key == self.plan_key:
             return
         mine, theirs = self.plan_key, plan.key
@@ -69,6 +87,7 @@ class CallChecks:
         raise PlanMismatchError(f"the plan was made for another kind of layer: {told}")
 
     def _check_batch(self, batch: Batch) -> None:
+        check_kind("batch", batch, Batch)
         if batch.device != self.device:
             raise PlanMismatchError(f"the batch is on {batch.device}; expected {self.device}")
         for name in ("causal", "ranges", "prefix_lens", "tree_mask"):
@@ -98,6 +117,7 @@ class CallChecks:
                 f"a {self.config.kind.value} layer keeps no KV cache; plan without pages and "
                 "call forward(..., kv=(k, v))"
             )
+        check_kind("pages", pages, PageTable)
         self._check("pages.block_table", pages.block_table, (batch.num_reqs, None), torch.int32)
         if lengths is not None and pages.first_block is None:
             room = pages.block_table.shape[1] * pages.block_size
@@ -151,6 +171,7 @@ class CallChecks:
     def _check_cache(self, cache: KVCache, pages: PageTable | None) -> None:
         if pages is None:
             raise UnsupportedCallError("the plan was made without pages; plan(batch, pages) for it")
+        check_kind("cache", cache, KVCache)
         have, want = cache.spec, self._expected_spec(pages.block_size, cache.spec.layout)
         if have is not want and have != want:
             names = [n for n in want.__dataclass_fields__ if getattr(have, n) != getattr(want, n)]
@@ -262,8 +283,9 @@ class CallChecks:
             self._check(name, scale, (None,), torch.float32)
             heads = form.num_kv_heads
             if len(scale) not in (1, heads):
-                raise PlanMismatchError(
-                    f"{name} has shape [{len(scale)}]; expected [1] or [{heads}], one per KV head"
+                raise TensorError(
+                    name,
+                    f"{name} has shape [{len(scale)}]; expected [1] or [{heads}], one per KV head",
                 )
             if len(scale) > 1 and not form.per_head_quant_scales:
                 raise UnsupportedCallError(
@@ -284,14 +306,68 @@ class CallChecks:
         self._check("q", q, (rows, form.num_heads, form.head_size), self.dtype, rows_matter=True)
         if out is not None:
             shape = (rows, form.num_heads, form.v_head_size)
-            self._check("out", out, shape, self.dtype, rows_matter=True)
+            self._check("out", out, shape, self.dtype, rows_matter=True, written=True)
         if lse is not None:
-            self._check("lse", lse, (rows, form.num_heads), torch.float32)
+            self._check("lse", lse, (rows, form.num_heads), torch.float32, written=True)
         if (return_lse or lse is not None) and not form.lse:
             raise UnsupportedCallError(
                 "the log-sum-exp is asked for and the layer's config does not declare it; add "
                 "Feature.LSE to also_needs"
             )
+
+    def _check_results_apart(
+        self,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        cache: KVCache | None,
+        others: dict[str, torch.Tensor | None],
+    ) -> None:
+        """What is written shares no memory with what is read, nor with each other."""
+        if cache is not None:
+            names = ("cache.k", "cache.v", "cache.k_scales", "cache.v_scales")
+            others = {**others, **dict(zip(names, cache.views, strict=True))}
+        if out is not None:
+            check_apart("out", out, others)
+        if lse is not None:
+            check_apart("lse", lse, {"out": out, **others})
+
+    def _check_workspace(self, workspace: Workspace | None) -> None:
+        if workspace is None:
+            return
+        check_kind("workspace", workspace, Workspace)
+        if workspace.device != self.device:
+            raise PlanMismatchError(
+                f"the workspace is on {workspace.device}; expected {self.device}"
+            )
+
+    def _check_spans(
+        self, cache: KVCache, pages: PageTable, spans: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """Each (request, begin, end) is inside the table's rows; its blocks, where the host sees
+        them, inside the cache."""
+        rows, width = pages.block_table.shape
+        firsts = pages.host_first_blocks(rows)
+        for request, begin, end in spans:
+            if not 0 <= request < rows:
+                raise ConfigError(f"spans names request {request}; pages.block_table has {rows}")
+            first = firsts[request] * pages.block_size
+            room = first + width * pages.block_size
+            if not first <= begin <= end <= room:
+                raise ConfigError(
+                    f"spans asks for keys {begin} to {end} of request {request}; its row of "
+                    f"pages.block_table holds {first} to {room}"
+                )
+            if pages.block_table.device.type == "cpu" and begin < end:
+                columns = slice(
+                    (begin - first) // pages.block_size, -(-(end - first) // pages.block_size)
+                )
+                blocks = pages.block_table[request, columns]
+                low, high = int(blocks.min()), int(blocks.max())
+                if low < 0 or high >= cache.num_blocks:
+                    raise ConfigError(
+                        f"pages.block_table names block {low if low < 0 else high} in the row of "
+                        f"request {request}; it takes 0 to {cache.num_blocks - 1}"
+                    )
 
     def _refuse_gradients(self, *tensors: torch.Tensor | None) -> None:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):

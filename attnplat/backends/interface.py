@@ -18,7 +18,7 @@ from attnplat.backends import operators
 from attnplat.backends.arch import TorchArch
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
 from attnplat.backends.call_checks import CallChecks, NewKV
-from attnplat.backends.checks import same_device, torch_dtype
+from attnplat.backends.checks import check_kind, same_device, torch_dtype
 from attnplat.backends.form import form_of
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding, resolve_encoding
 from attnplat.backends.handle import Handle
@@ -208,14 +208,16 @@ class AttentionImpl(CallChecks, ABC):
             ConfigError: with validate, a value that cannot be.
         """
         self._check_batch(batch)
+        self._check_workspace(workspace)
+        if validate:
+            # Before anything reads the values, as this tells best what is wrong with them.
+            batch.validate(self_attention=self.form.self_attention)
         lengths = self._lengths(batch)
         slots = None
         if pages is not None:
             slots = self._check_pages(batch, pages, lengths)
         if bounds is not None and (excess := bounds.exceeded_by(batch)):
             raise PlanMismatchError(excess)
-        if validate:
-            batch.validate(self_attention=self.form.self_attention)
         if validate and pages is not None:
             pages.validate(batch, first_keys=self._first_keys(batch))
         return Plan(
@@ -274,15 +276,17 @@ class AttentionImpl(CallChecks, ABC):
             self._check_key(where)
             pages, slots = where.pages, where.slots
         else:
+            check_kind("where", where, PageTable)
             pages = where
             slots = None if where.slot_mapping is None else Slots.of(where.slot_mapping)
         self._check_cache(cache, pages)
         assert pages is not None
         self._check_new_kv(cache, pages, slots, (k, v))
         self._check_scales(True, scales)
+        self._refuse_gradients(k, v)
         assert slots is not None
         with torch.no_grad():
-            self._store(cache, (k, v), slots, **scales)
+            self._write_new(cache, (k, v), slots, **scales)
 
     @overload
     def forward(
@@ -375,8 +379,8 @@ class AttentionImpl(CallChecks, ABC):
         }
         scales = {"k_scale": k_scale, "v_scale": v_scale}
         if torch.compiler.is_compiling():
+            self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias, out, lse)
             out, lse = self._results(q, out, lse, return_lse)
-            self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias)
             operators.call_forward(self, plan, q, cache, kv, {**options, **scales}, out, lse)
             return (out, lse) if return_lse else out  # type: ignore[return-value]
         self._check_key(plan)
@@ -384,14 +388,17 @@ class AttentionImpl(CallChecks, ABC):
         self._check_options(plan, options)
         self._check_scales(plan.pages is not None, scales)
         self._check_rows(plan, q, out, lse, return_lse)
-        self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias)
+        self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias, out, lse)
+        if out is not None or lse is not None:
+            new = dict(zip(("k", "v"), kv or (), strict=False))
+            self._check_results_apart(out, lse, cache, {"q": q, **new, **options, **scales})
         out, lse = self._results(q, out, lse, return_lse)
         k, v = self._dense(kv) if cache is None else (None, None)
         call = Call(q=q, cache=cache, k=k, v=v, out=out, lse=lse, **options, **scales)
         with torch.no_grad(), _no_autocast(q.device.type):
             if cache is not None and kv is not None:
                 assert plan.slots is not None
-                self._store(cache, kv, plan.slots, **scales)
+                self._write_new(cache, kv, plan.slots, **scales)
             self._attend(plan, call)
         if return_lse:
             assert lse is not None
@@ -433,6 +440,7 @@ class AttentionImpl(CallChecks, ABC):
         self._check_cache(cache, pages)
         scales = {"k_scale": k_scale, "v_scale": v_scale}
         self._check_scales(True, scales)
+        self._check_spans(cache, pages, spans)
         return cache.gather(pages, spans, dtype=dtype or self.dtype, **scales)
 
     # What a backend implements ------------------------------------------------------------
@@ -447,7 +455,7 @@ class AttentionImpl(CallChecks, ABC):
     ) -> Schedule:
         """The backend's part of a plan; headers have been checked."""
 
-    def _store(
+    def _write_new(
         self, cache: KVCache, kv: NewKV, slots: Slots, **scales: torch.Tensor | None
     ) -> None:
         """Write new tokens to their slots; all has been checked. Default: `cache.write`."""

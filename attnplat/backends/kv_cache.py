@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from attnplat.backends.batch import PageTable
-from attnplat.backends.checks import check_tensor, to_device, torch_dtype
+from attnplat.backends.checks import check_apart, check_tensor, to_device, torch_dtype
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding
 from attnplat.backends.formats.facts import Format, format_of
 from attnplat.backends.formats.pages import Pages
@@ -187,7 +187,7 @@ class KVCache:
 
     Raises:
         PlanMismatchError: a view that is missing, has no place in the format, or is of the
-            wrong shape, dtype or device.
+            wrong shape, dtype or device (TensorError), or shares memory with another.
     """
 
     k: torch.Tensor
@@ -211,6 +211,12 @@ class KVCache:
         for name in ("k", "v", "k_scales", "v_scales"):
             width = widths.get(name)
             self._check(name, None if width is None else spec._shape(blocks, width))
+        apart = dict(zip(("k", "v", "k_scales", "v_scales"), self.views, strict=True))
+        while apart:
+            name, view = apart.popitem()
+            if view is not None:
+                others = {f"cache.{other}": tensor for other, tensor in apart.items()}
+                check_apart(f"cache.{name}", view, others)
 
     def _check(self, name: str, shape: tuple[int, ...] | None) -> None:
         view = getattr(self, name)
@@ -227,6 +233,7 @@ class KVCache:
             dtype=self.spec.dtype,
             device=getattr(self.k, "device", torch.device("cpu")),
             contiguous_rows=True,
+            written=True,
         )
 
     @classmethod

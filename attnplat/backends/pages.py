@@ -196,6 +196,7 @@ class PageTable:
         table, lens = self.block_table.tolist(), batch.seq_lens.tolist()
         first = [0] * len(table) if self.first_block is None else self.first_block.tolist()
         for r, length in enumerate(lens):
+            demand(first[r] >= 0, f"pages.first_block[{r}] is {first[r]}; it takes at least 0")
             need = -(-length // self.block_size) - first[r]
             oldest = (0 if first_keys is None else first_keys[r]) // self.block_size - first[r]
             demand(
@@ -211,9 +212,24 @@ class PageTable:
                 good = block >= 0 and (num_blocks is None or block < num_blocks)
                 most = "the cache's last" if num_blocks is None else num_blocks - 1
                 demand(good, f"pages.block_table[{r}, {column}] is {block}; it takes 0 to {most}")
-        if self.slot_mapping is not None:
-            slots = [s for s in self.slot_mapping.tolist() if s >= 0]
-            demand(len(slots) == len(set(slots)), "pages.slot_mapping names a slot twice")
+        self._validate_slots(num_blocks)
+
+    def _validate_slots(self, num_blocks: int | None) -> None:
+        first: dict[int, int] = {}
+        for row, slot in enumerate([] if self.slot_mapping is None else self.slot_mapping.tolist()):
+            if slot < 0:
+                continue
+            demand(
+                slot not in first,
+                f"pages.slot_mapping names a slot twice: {slot}, for tokens {first.get(slot)} and "
+                f"{row}",
+            )
+            first[slot] = row
+            room = slot + 1 if num_blocks is None else num_blocks * self.block_size
+            demand(
+                slot < room,
+                f"pages.slot_mapping[{row}] is {slot}; the cache has {room} slots",
+            )
 
 
 def grown(

@@ -154,7 +154,7 @@ def test_cross_attention_may_have_fewer_keys_than_queries() -> None:
 
 def test_lengths_that_go_back_are_refused_even_unasked() -> None:
     batch = replace(Batch.from_lengths([1, 2]), query_start_loc=ints(0, 4, 3))
-    with pytest.raises(ConfigError, match="not decrease"):
+    with pytest.raises(ConfigError, match="decreases at request 1, from 4 to 3"):
         batch.host_lengths()
 
 
