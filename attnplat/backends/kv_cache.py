@@ -211,12 +211,19 @@ class KVCache:
         for name in ("k", "v", "k_scales", "v_scales"):
             width = widths.get(name)
             self._check(name, None if width is None else spec._shape(blocks, width))
-        apart = dict(zip(("k", "v", "k_scales", "v_scales"), self.views, strict=True))
-        while apart:
-            name, view = apart.popitem()
-            if view is not None:
-                others = {f"cache.{other}": tensor for other, tensor in apart.items()}
-                check_apart(f"cache.{name}", view, others)
+        self._check_apart()
+
+    def _check_apart(self) -> None:
+        """No two views of one storage share memory."""
+        named = zip(("k", "v", "k_scales", "v_scales"), self.views, strict=True)
+        seen: list[tuple[int, str, torch.Tensor]] = []
+        for name, view in named:
+            if view is None:
+                continue
+            storage = view.untyped_storage().data_ptr()
+            others = {f"cache.{other}": tensor for at, other, tensor in seen if at == storage}
+            check_apart(f"cache.{name}", view, dict(others))
+            seen.append((storage, name, view))
 
     def _check(self, name: str, shape: tuple[int, ...] | None) -> None:
         view = getattr(self, name)
