@@ -8,7 +8,7 @@ import json
 from attnplat.cli.main import EXIT_OK
 from attnplat.cli.tables import print_table
 from attnplat.config.names import Operation
-from attnplat.platforms import PLATFORMS
+from attnplat.platforms import platform_names
 from attnplat.platforms.feature_tables import (
     COLUMNS,
     FURTHER,
@@ -23,7 +23,7 @@ from attnplat.platforms.feature_tables import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--platform", choices=PLATFORMS, help="one platform; default all")
+    parser.add_argument("--platform", choices=platform_names(), help="one platform; default all")
     parser.add_argument(
         "--operation", choices=[str(o) for o in Operation], help="one operation; default all"
     )
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tables(args: argparse.Namespace) -> list[Table]:
-    platforms = [args.platform] if args.platform else list(PLATFORMS)
+    platforms = [args.platform] if args.platform else list(platform_names())
     if args.preferences:
         return [priority_table(p) for p in platforms]
     if args.differences:

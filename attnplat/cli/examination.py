@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnplat.config.env import DriverEnvironment, Environment, read_driver_env, read_env
 from attnplat.errors import AttnplatError, ConfigError
-from attnplat.platforms import PLATFORMS, current_platform
+from attnplat.platforms import PLATFORMS, current_platform, plugin_detection, plugins_here
 from attnplat.platforms.detection import Detection, TorchReading, disagreements
 from attnplat.platforms.device import DeviceInfo, PlatformName
 from attnplat.platforms.distributions import DISTRIBUTIONS, Installed
@@ -121,15 +121,9 @@ def this_machine() -> Machine:
         take_stock=partial(Inventory.of, found, environment, driver),
         paths=[path for path in sys.path if path],
         cache=check_folder(cache_folder(environment)),
-        plugins=_plugins,
+        plugins=partial(plugins_here, again=True),
         errors=errors,
     )
-
-
-def _plugins() -> tuple[Plugin, ...]:
-    from attnplat.platforms.plugins import installed_plugins
-
-    return installed_plugins(again=True)
 
 
 def examine(machine: Machine | None = None, trial: Trial | None = None) -> Examination:
@@ -138,7 +132,7 @@ def examine(machine: Machine | None = None, trial: Trial | None = None) -> Exami
     With `trial`, installed packages are tried too, and torch is asked for its devices.
     """
     machine = this_machine() if machine is None else machine
-    errors = list(machine.errors)
+    errors, plugins = list(machine.errors), machine.plugins()
     outcomes = _remembered(machine)
     remembered = frozenset(outcomes)
     if trial is not None:
@@ -147,6 +141,7 @@ def examine(machine: Machine | None = None, trial: Trial | None = None) -> Exami
     detections = {name: _detect(name, machine, errors, trial) for name in machine.probes}
     if trial is not None:
         detections = _compared_with_torch(machine, inventory, detections)
+    detections = _with_plugins(plugins, detections)
     return Examination(
         device=_used_device(machine, inventory, detections, errors),
         detections=detections,
@@ -155,7 +150,7 @@ def examine(machine: Machine | None = None, trial: Trial | None = None) -> Exami
         cache=machine.cache,
         errors=tuple(dict.fromkeys(errors)),
         system=machine.system,
-        plugins=machine.plugins(),
+        plugins=plugins,
         outcomes=outcomes,
         remembered=remembered,
         probed=trial is not None,
@@ -179,6 +174,16 @@ def _detect(name: str, machine: Machine, errors: list[str], trial: Trial | None)
         errors.append(str(error))
         found = detector.detect(_Unlimited(probes))
     return found
+
+
+def _with_plugins(
+    plugins: Sequence[Plugin], detections: Mapping[str, Detection]
+) -> dict[str, Detection]:
+    """The devices of plugins' platforms too, in the order in which platforms are looked for."""
+    names = [name for p in plugins if p.problem is None for name in p.platforms]
+    found = {name: d for name, d in detections.items() if name != PlatformName.CPU}
+    found |= {name: plugin_detection(name) for name in names}
+    return found | {name: d for name, d in detections.items() if name == PlatformName.CPU}
 
 
 class _Unlimited:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from attnplat.config.backend_names import BackendName, parse_backend
+from attnplat.config.entry_points import BACKENDS, declared
 from attnplat.config.frozen import FrozenMap
 from attnplat.config.names import INDEXER_KV_DTYPES, LayerKind, parse_name
 from attnplat.errors import ConfigError, ConflictError, UnknownNameError
@@ -194,7 +195,8 @@ class AttentionConfig:
             if folded == "AUTO":
                 self._set("mla_prefill_backend", None)
                 return
-            _check_choice("mla_prefill_backend", folded, MLA_PREFILL_BACKENDS)
+            plugins = declared().names(BACKENDS) if folded not in MLA_PREFILL_BACKENDS else ()
+            _check_choice("mla_prefill_backend", folded, (*MLA_PREFILL_BACKENDS, *plugins))
             self._set("mla_prefill_backend", folded)
 
     def _check_flex_tiles(self) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from attnplat.config.entry_points import BACKENDS, declared
 from attnplat.config.names import Name
 from attnplat.errors import UnknownNameError
 
 
 class BackendName(Name):
-    """Every backend that attnplat knows, in the field's canonical spelling."""
+    """Every backend that attnplat knows, in the field's canonical spelling.
+
+    The names of installed plugins' backends join when a name is asked for that is not here.
+    """
 
     # Portable
     REFERENCE = "REFERENCE"
@@ -77,10 +82,20 @@ class BackendName(Name):
     CPU_ATTN = "CPU_ATTN"
     CPU_MLA = "CPU_MLA"
     AMX_MLA = "AMX_MLA"
+    CPU_MLA_SPARSE = "CPU_MLA_SPARSE"
+    CPU_INDEXER = "CPU_INDEXER"
     ZENTORCH = "ZENTORCH"
     # Devices without a platform of their own
     XPU_MLA_SPARSE = "XPU_MLA_SPARSE"
 
+    @classmethod
+    def _missing_(cls, value: object) -> BackendName | None:
+        join_plugins()
+        return cls.__members__.get(str(value))
+
+
+IN_TREE = frozenset(BackendName.__members__)
+"""attnplat's own names, whatever plugins add."""
 
 # Names that other releases and engines used, and what took their place.
 RETIRED_NAMES = {
@@ -95,7 +110,7 @@ RETIRED_NAMES = {
 }
 
 
-def parse_backend(value: Any, *, known: frozenset[str] = frozenset()) -> BackendName | None:
+def parse_backend(value: Any) -> BackendName | None:
     """The backend that `value` names in any case; None for None and `"auto"`.
 
     Raises UnknownNameError with the known names, the closest, and for a retired name
@@ -107,8 +122,36 @@ def parse_backend(value: Any, *, known: frozenset[str] = frozenset()) -> Backend
         folded = value.strip().upper().replace("-", "_")
         if folded == "AUTO":
             return None
+        if folded not in BackendName.__members__:
+            join_plugins()
         if folded in BackendName.__members__:
             return BackendName[folded]
         if folded in RETIRED_NAMES:
             raise UnknownNameError("backend", value, BackendName, hint=RETIRED_NAMES[folded])
     raise UnknownNameError("backend", value, BackendName)
+
+
+def join_plugins() -> None:
+    """Make the backends that installed plugins declare members of `BackendName`.
+
+    From metadata alone: whether a plugin can be used shows when it is chosen.
+    """
+    for name in declared().names(BACKENDS):
+        if is_canonical(name) and name not in BackendName.__members__:
+            _join(name)
+
+
+def is_canonical(name: str) -> bool:
+    """Whether a name has the form of a backend's: `WINDOW_ATTN`."""
+    return re.fullmatch(r"[A-Z][A-Z0-9_]*", name) is not None
+
+
+def _join(name: str) -> None:
+    # What the enum's own machinery does for the members in its body.
+    member = str.__new__(BackendName, name)
+    member._name_ = member._value_ = name
+    member._sort_order_ = len(BackendName)  # type: ignore[attr-defined]
+    BackendName._member_names_.append(name)
+    BackendName._member_map_[name] = member
+    BackendName._value2member_map_[name] = member
+    type.__setattr__(BackendName, name, member)

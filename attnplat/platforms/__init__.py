@@ -7,11 +7,12 @@ or not. Nothing is probed when this module is imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnplat.backends.backend import Backend
+from attnplat.config import entry_points
 from attnplat.config.attention import AttentionConfig
 from attnplat.config.env import Environment, read_env
 from attnplat.config.names import Operation
@@ -26,12 +27,46 @@ from attnplat.platforms.names import DeviceName, parse_device_name
 from attnplat.platforms.platform import Platform
 from attnplat.platforms.selection import Tables
 
+if TYPE_CHECKING:
+    from attnplat.platforms.plugin_platform import PluginPlatform
+    from attnplat.platforms.plugin_tables import Joining
+    from attnplat.platforms.plugins import Plugin
+
 # In the order they are looked for: an accelerator comes before the CPU it is attached to.
 PLATFORMS: tuple[str, ...] = tuple(PlatformName)
 
 
+def platform_names() -> tuple[str, ...]:
+    """attnplat's platforms and those of plugins, in the order they are looked for."""
+    if not _has_plugins():
+        return PLATFORMS
+    from attnplat.platforms.plugins import plugin_platforms
+
+    accelerators = [name for name in PLATFORMS if name != PlatformName.CPU]
+    return (*accelerators, *plugin_platforms(), PlatformName.CPU)
+
+
+def plugins_here(*, again: bool = False) -> tuple[Plugin, ...]:
+    """Every plugin that is installed, and what became of it; see `installed_plugins`."""
+    if not _has_plugins():
+        return ()
+    from attnplat.platforms.plugins import installed_plugins
+
+    return installed_plugins(again=again)
+
+
+def plugin_detection(name: str) -> Detection:
+    """The devices of a plugin's platform, and what was odd."""
+    return _of_plugin(name).detection()
+
+
+def _has_plugins() -> bool:
+    """Whether any distribution declares one; where none does, nothing of plugins is imported."""
+    return bool(entry_points.declared().entry_points)
+
+
 def current_platform(index: int | None = None) -> Platform:
-    """The platform of this machine: CUDA, else ROCm, else CPU; or what ATTNPLAT_DEVICE names.
+    """The platform of this machine: CUDA, ROCm, a plugin's, CPU; or what ATTNPLAT_DEVICE names.
 
     Args:
         index: which of the visible devices; the first when left out.
@@ -44,7 +79,7 @@ def current_platform(index: int | None = None) -> Platform:
     if environment.device is not None:
         return _platform_named(environment.device, environment, index)
     inventory = Inventory.installed(environment)
-    for name in PLATFORMS:
+    for name in platform_names():
         devices = _devices_here(name, inventory)
         if devices and _torch_drives(name, inventory):
             return _bind(_pick(name, devices, index), environment, inventory)
@@ -94,6 +129,8 @@ def detect(name: str, *, may_ask_torch: bool = False) -> tuple[DeviceInfo, ...]:
     With `may_ask_torch`, a driver that shows itself and tells of no device is asked through
     torch, in a process of its own (seconds).
     """
+    if name not in PLATFORMS:
+        return _of_plugin(name).devices()
     module = _module(name, "detect")
     asks = may_ask_torch and name in (PlatformName.CUDA, PlatformName.ROCM)
     found: Detection = module.detect(may_ask_torch=True) if asks else module.detect()
@@ -109,9 +146,9 @@ def _devices_here(name: str, inventory: Inventory) -> tuple[DeviceInfo, ...]:
 
 def _torch_drives(name: str, inventory: Inventory) -> bool:
     """Whether the installed torch can use the platform's devices; a torch not yet here might."""
-    if name == PlatformName.CPU or "torch" not in inventory.packages:
-        return True
     feature = f"torch_{name}"
+    if feature not in inventory.features or "torch" not in inventory.packages:
+        return True
     if not inventory.usable(feature):
         how = inventory.features[feature].how
         _tell_once(f"a {name} device is here and is passed over: {how}, which cannot drive it")
@@ -127,13 +164,33 @@ def _tell_once(notice: str) -> None:
 
 def simulate(name: str, arch: str) -> DeviceInfo:
     """A device of the given architecture that is not here."""
-    device: DeviceInfo = _module(name, "detect").simulate(arch)
+    if name not in PLATFORMS:
+        device: DeviceInfo = _of_plugin(name).simulated(arch)
+    else:
+        device = _module(name, "detect").simulate(arch)
     return device
 
 
-@cache
 def tables_for(name: str) -> Tables:
-    """The facts and taste of one platform."""
+    """The facts and taste of one platform, and what plugins add to them."""
+    if not _has_plugins():
+        return own_tables(name)
+    from attnplat.platforms.plugins import joining
+
+    return _joined_tables(name, joining())
+
+
+@lru_cache(maxsize=16)
+def _joined_tables(name: str, plugins: tuple[Joining, ...]) -> Tables:
+    from attnplat.platforms.plugin_tables import joined
+
+    own = own_tables(name) if name in PLATFORMS else _of_plugin(name).tables()
+    return joined(own, name, plugins)
+
+
+@cache
+def own_tables(name: str) -> Tables:
+    """The facts and taste of one of attnplat's own platforms, whatever plugins there are."""
     catalog, preferences = _module(name, "catalog"), _module(name, "preferences")
     return Tables(
         catalog=catalog.CATALOG,
@@ -172,13 +229,22 @@ class ForeignBackends(Mapping[str, str]):
         return self._found[name].find(name, operation)
 
     def __getitem__(self, backend: str) -> str:
-        return _owners_beside(self._own)[backend]
+        return self._owners[backend]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_owners_beside(self._own))
+        return iter(self._owners)
 
     def __len__(self) -> int:
-        return len(_owners_beside(self._own))
+        return len(self._owners)
+
+    @property
+    def _owners(self) -> Mapping[str, str]:
+        own = _owners_beside(self._own)
+        if not _has_plugins():
+            return own
+        from attnplat.platforms.plugins import owners
+
+        return {**owners(), **own}
 
 
 @cache
@@ -193,6 +259,13 @@ def _catalog_of(owner: str) -> tuple[Backend, ...]:
         return elsewhere.CATALOG
     catalog: tuple[Backend, ...] = _module(owner, "catalog").CATALOG
     return catalog
+
+
+def _of_plugin(platform: str) -> PluginPlatform:
+    """The platform of a plugin. Raises PackageError for one that is set aside."""
+    from attnplat.platforms.plugin_platform import PluginPlatform
+
+    return PluginPlatform.named(platform, ForeignBackends(platform))
 
 
 def _module(platform: str, part: str) -> Any:
@@ -232,17 +305,24 @@ def _pick(platform: str, devices: tuple[DeviceInfo, ...], index: int | None) -> 
 def _bind(
     device: DeviceInfo, environment: Environment, inventory: Inventory | None = None
 ) -> Platform:
-    wishes = AttentionConfig()
+    wishes, name = AttentionConfig(), str(device.platform)
+    packages = inventory or Inventory.installed(environment)
+    if _has_plugins():
+        from attnplat.platforms.plugins import with_requirements
+
+        packages = with_requirements(packages)
     if environment.backend is not None:
         wishes = AttentionConfig.from_dict({"backend": environment.backend}, source="environment")
     return Platform(
         device=device,
-        inventory=inventory or Inventory.installed(environment),
-        tables=tables_for(str(device.platform)),
+        inventory=packages,
+        tables=tables_for(name),
+        torch_type=None if name in PLATFORMS else _of_plugin(name).torch_type,
         wishes=wishes,
         run=RunContext(batch_invariant=environment.batch_invariant),
     )
 
 
 def _example(platform: str) -> str:
-    return {"cuda": "cuda:sm90", "rocm": "rocm:gfx950", "cpu": "cpu:avx2"}[platform]
+    known = {"cuda": "cuda:sm90", "rocm": "rocm:gfx950", "cpu": "cpu:avx2"}
+    return known.get(platform, f"{platform}:ARCH")

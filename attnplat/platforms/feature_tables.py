@@ -13,9 +13,9 @@ from typing import Any
 from attnplat.backends.backend import MARK_MEANINGS, Backend, GraphSupport
 from attnplat.backends.limits import Anything, Cases, Limit
 from attnplat.config.names import AttnType, Feature, Operation
-from attnplat.platforms import PLATFORMS, tables_for
+from attnplat.platforms import PLATFORMS, own_tables, tables_for
 from attnplat.platforms.rules import differences_of
-from attnplat.platforms.selection import Preference, Ranked
+from attnplat.platforms.selection import Preference, Ranked, Tables
 
 Words = Callable[[Backend], str]
 
@@ -86,8 +86,13 @@ def _layouts(backend: Backend) -> str:
     return "any" if backend.kv_layouts is None else in_words(backend.kv_layouts)
 
 
+def _called(backend: Backend) -> str:
+    plugin = getattr(backend, "plugin", "")
+    return f"{backend.name} ({plugin})" if plugin else backend.name
+
+
 COLUMNS: Mapping[str, Words] = {
-    "backend": lambda b: b.name,
+    "backend": _called,
     "mark": lambda b: str(b.mark),
     "dtypes": _limit("dtype"),
     "KV dtypes": _limit("kv_cache_dtype"),
@@ -103,7 +108,7 @@ COLUMNS: Mapping[str, Words] = {
     "needs": _packages,
 }
 FURTHER: Mapping[str, Words] = {
-    "backend": lambda b: b.name,
+    "backend": _called,
     "window": _feature(Feature.SLIDING_WINDOW),
     "soft cap": _feature(Feature.LOGITS_SOFT_CAP),
     "ALiBi": _feature(Feature.ALIBI),
@@ -122,9 +127,14 @@ FURTHER: Mapping[str, Words] = {
 }
 
 
-def feature_tables(platform: str, columns: Mapping[str, Words] = COLUMNS) -> Iterator[Table]:
-    """One table per operation of a platform, in the catalog's order."""
-    catalog = tables_for(platform).catalog
+def feature_tables(
+    platform: str, columns: Mapping[str, Words] = COLUMNS, tables: Tables | None = None
+) -> Iterator[Table]:
+    """One table per operation of a platform, in the catalog's order; plugins' backends too.
+
+    `tables`: those to show in place of all that is installed.
+    """
+    catalog = (tables or tables_for(platform)).catalog
     for operation in Operation:
         rows = [b for b in catalog if operation in b.serves]
         if rows:
@@ -135,9 +145,9 @@ def feature_tables(platform: str, columns: Mapping[str, Words] = COLUMNS) -> Ite
             )
 
 
-def priority_table(platform: str) -> Table:
+def priority_table(platform: str, tables: Tables | None = None) -> Table:
     """A platform's preferences, first match first, and the backends in no row."""
-    tables = tables_for(platform)
+    tables = tables or tables_for(platform)
     rows = [_preference_row(row) for row in tables.preferences]
     rows += [("by name only", "", b.name, b.because) for b in tables.by_name]
     return Table(f"{platform}: preferences", ("for", "where", "order", "because"), tuple(rows))
@@ -187,9 +197,10 @@ def backends_document() -> str:
         "Marks: " + "; ".join(f"**{m}** {text}" for m, text in MARK_MEANINGS.items()) + ".",
     ]
     for platform in PLATFORMS:
-        lines += ["", f"## {platform}", "", priority_table(platform).to_markdown()]
+        own = own_tables(platform)
+        lines += ["", f"## {platform}", "", priority_table(platform, own).to_markdown()]
         for columns in (COLUMNS, FURTHER):
-            for table in feature_tables(platform, columns):
+            for table in feature_tables(platform, columns, own):
                 further = " (further features)" if columns is FURTHER else ""
                 titled = Table(table.title + further, table.headers, table.rows)
                 lines += ["", titled.to_markdown()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from attnplat.config.entry_points import PLATFORMS, declared
 from attnplat.errors import ConflictError, UnknownNameError
 from attnplat.platforms.cpu import arch as cpu
 from attnplat.platforms.cuda import arch as cuda
@@ -85,24 +86,37 @@ def parse_device_name(text: str) -> DeviceName:
     folded = text.strip().lower()
     if folded in PLATFORM_ALIASES:
         return DeviceName(PLATFORM_ALIASES[folded])
-    found = _arch_of(folded)  # first, since AMD's names have colons of their own
-    if found is not None:
-        return DeviceName(*found)
+    if (found := _of_plugin(folded)) is not None:
+        return found
+    found_arch = _arch_of(folded)  # first, since AMD's names have colons of their own
+    if found_arch is not None:
+        return DeviceName(*found_arch)
     head, _, rest = folded.partition(":")
     platform = PLATFORM_ALIASES.get(head)
     if platform is None or not rest:
         raise UnknownNameError("device", text, known_devices())
     if re.fullmatch(r"[0-9]{1,6}", rest):
         return DeviceName(platform, index=int(rest))
-    found = _arch_of(rest)
-    if found is None:
+    found_arch = _arch_of(rest)
+    if found_arch is None:
         raise UnknownNameError("device", text, known_devices(platform))
-    if found[0] != platform:
+    if found_arch[0] != platform:
         raise ConflictError(
-            f"device {text!r} names the platform {platform}, and {rest} belongs to {found[0]}; "
-            f"write {found[0]}:{found[1]}"
+            f"device {text!r} names the platform {platform}, and {rest} belongs to "
+            f"{found_arch[0]}; write {found_arch[0]}:{found_arch[1]}"
         )
-    return DeviceName(*found)
+    return DeviceName(*found_arch)
+
+
+def _of_plugin(text: str) -> DeviceName | None:
+    """The device that `text` names on a platform that some plugin declares; architectures are
+    the plugin's to know."""
+    head, colon, rest = text.partition(":")
+    if head not in declared().names(PLATFORMS) or (colon and not rest):
+        return None
+    if re.fullmatch(r"[0-9]{1,6}", rest):
+        return DeviceName(head, index=int(rest))
+    return DeviceName(head, arch=rest or None)
 
 
 def known_devices(platform: PlatformName | None = None) -> list[str]:
@@ -113,7 +127,8 @@ def known_devices(platform: PlatformName | None = None) -> list[str]:
         PlatformName.CPU: list(cpu.SIMULATED),
     }
     wanted = [platform] if platform else list(PlatformName)
-    return [name for p in wanted for name in (str(p), *(f"{p}:{arch}" for arch in archs[p]))]
+    own = [name for p in wanted for name in (str(p), *(f"{p}:{arch}" for arch in archs[p]))]
+    return own if platform else [*own, *declared().names(PLATFORMS)]
 
 
 def _arch_of(text: str) -> tuple[PlatformName, str] | None:

@@ -11,7 +11,7 @@ from attnplat.backends.backend import Mark
 from attnplat.config.attention import AttentionConfig
 from attnplat.config.layer import LayerConfig
 from attnplat.config.run import RunContext
-from attnplat.errors import NoBackendError, SimulatedDeviceError
+from attnplat.errors import ConfigError, NoBackendError, PackageError, SimulatedDeviceError
 from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.inventory import Inventory
 from attnplat.platforms.selection import Selection, Tables, select
@@ -32,6 +32,7 @@ class Platform:
         tables: the platform's facts and taste.
         wishes: the attention config that applies when a call gives none.
         run: facts about the run that apply when a call gives none.
+        torch_type: what torch calls a plugin's devices; None for attnplat's own platforms.
     """
 
     device: DeviceInfo
@@ -39,6 +40,7 @@ class Platform:
     tables: Tables
     wishes: AttentionConfig = field(default_factory=AttentionConfig)
     run: RunContext = field(default_factory=RunContext)
+    torch_type: str | None = None
 
     def __repr__(self) -> str:
         # The tables alone would fill pages.
@@ -52,7 +54,8 @@ class Platform:
     @property
     def torch_device(self) -> str:
         """The device's name in torch; AMD's devices are called `cuda` there too."""
-        return "cpu" if self.name == "cpu" else f"cuda:{self.device.index}"
+        kind = self.torch_type or ("cpu" if self.name == "cpu" else "cuda")
+        return kind if kind == "cpu" else f"{kind}:{self.device.index}"
 
     def world(
         self, attention: AttentionConfig | None = None, run: RunContext | None = None
@@ -60,6 +63,8 @@ class Platform:
         """Everything a choice on this device depends on; `attention` beats the own wishes."""
         if attention is None and run is None:
             return self._own_world
+        _check_type("attention", attention, AttentionConfig)
+        _check_type("run", run, RunContext)
         wishes = self.wishes if attention is None else attention.merged_over(self.wishes)
         return World(self.device, self.inventory, run or self.run, wishes)
 
@@ -125,6 +130,8 @@ class Platform:
         Raises:
             NoBackendError: nothing fits; carries the Selection with every reason.
             SimulatedDeviceError: the device is not here; `select()` answers for it.
+            PackageError: a plugin's backend that was asked for by name cannot be imported. One
+                that was not is passed over, and that is told.
         """
         selection = self.select(config, attention, run=run, allow_reference=allow_reference)
         chosen = selection.chosen
@@ -135,8 +142,7 @@ class Platform:
                 f"{self.device} is simulated: {chosen.name} would be chosen and cannot run here; "
                 "use select(config) for the decision, or current_platform() for this machine"
             )
-        log_choice(selection)
-        return chosen.load()
+        return load_first(selection)
 
     def mark(self, name: str, operation: Any) -> Mark | None:
         """How far the claims of a backend have been proven."""
@@ -146,6 +152,31 @@ class Platform:
     def replace(self, **changes: Any) -> Platform:
         """A copy with the given parts changed."""
         return replace(self, **changes)
+
+
+def load_first(selection: Selection) -> type[AttentionImpl]:
+    """The implementation of the first accepted backend that can be imported, and the log of it.
+
+    attnplat's own are there; a plugin's may turn out broken when its kernels are imported.
+    """
+    import logging  # as in `log_choice`
+
+    for rank, backend in enumerate(selection.accepted):
+        try:
+            loaded = backend.load()
+        except PackageError as error:
+            if selection.requested is not None or backend is selection.accepted[-1]:
+                raise
+            logging.getLogger("attnplat").warning("%s; it is passed over", error)
+            continue
+        log_choice(replace(selection, accepted=selection.accepted[rank:]))
+        return loaded
+    raise NoBackendError(selection)
+
+
+def _check_type(name: str, value: Any, wanted: type[Any]) -> None:
+    if value is not None and not isinstance(value, wanted):
+        raise ConfigError(f"{name} is {value!r}; it takes an {wanted.__name__} or None")
 
 
 def log_choice(selection: Selection) -> None:

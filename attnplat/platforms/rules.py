@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 
 from attnplat.errors import UnknownNameError
-from attnplat.platforms import PLATFORMS, ForeignBackends, simulate, tables_for
+from attnplat.platforms import PLATFORMS, ForeignBackends, plugins_here, simulate, tables_for
 from attnplat.platforms.differences import RULE_SETS, Difference, tables_under
 from attnplat.platforms.inventory import Inventory
 from attnplat.platforms.platform import Platform
@@ -40,7 +40,12 @@ def under(rules: str, platform: Platform, *, without: Difference | None = None) 
         return tables_under(tables, (*theirs, *own), platform.device)
 
     own = all_but_one(platform.name)
-    tables = tables_under(platform.tables, own, platform.device)
+    tables = platform.tables
+    if plugins_here():
+        from attnplat.platforms.plugin_tables import without_plugins
+
+        tables = without_plugins(tables)  # that engine knows nothing of them
+    tables = tables_under(tables, own, platform.device)
     if isinstance(tables.foreign, ForeignBackends):
         foreign = tables.foreign.under(departures)
         tables = replace(tables, foreign=foreign, foreign_backend=foreign.find)

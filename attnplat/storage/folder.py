@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import secrets
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from attnplat.config.env import Environment
 from attnplat.errors import CacheDirectoryError
-
-log = logging.getLogger("attnplat")
 
 REMEDY = "set ATTNPLAT_CACHE_DIR to a folder that can be"
 
@@ -41,7 +37,7 @@ def check_folder(path: Path) -> FolderState:
     if not existing.is_dir():
         return FolderState(path, f"{existing} is not a folder")
     try:
-        _write_and_remove(existing / f".attnplat-{os.getpid()}-{secrets.token_hex(8)}")
+        _write_and_remove(existing / f".attnplat-{os.getpid()}-{os.urandom(8).hex()}")
     except OSError as error:
         return FolderState(path, f"{existing}: {error.strerror or error}")
     return FolderState(path, None)
@@ -72,4 +68,6 @@ def tell_unkept(error: CacheDirectoryError) -> None:
 
 @cache
 def _tell_once(notice: str) -> None:
-    log.warning("%s", notice)
+    import logging  # only a notice needs it, and each start would pay for it
+
+    logging.getLogger("attnplat").warning("%s", notice)

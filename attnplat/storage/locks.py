@@ -8,9 +8,7 @@ away from an owner that is gone.
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +51,8 @@ class Owner(NamedTuple):
 
 def _machine() -> str:
     """Host and process namespace: within the same one, process numbers mean the same."""
+    import socket
+
     namespace = ""
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
@@ -141,6 +141,8 @@ def _beside(path: Path) -> Path:
 
 def _sign(path: Path) -> None:
     """Say whose the lock is. A lock without it is held all the same, and not taken over."""
+    import json
+
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     with suppress(OSError):
         temporary.write_text(json.dumps(Owner.here()), encoding="utf-8")
@@ -150,6 +152,8 @@ def _sign(path: Path) -> None:
 
 
 def _owner(path: Path) -> Owner | None:
+    import json
+
     try:
         pid, machine, start = json.loads(_beside(path).read_text(encoding="utf-8"))
         return Owner(int(pid), str(machine), str(start))

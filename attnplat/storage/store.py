@@ -7,13 +7,9 @@ that a reader finds all of it or nothing; one that does not match counts as abse
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import os
 import re
-import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,8 +20,6 @@ from attnplat.errors import CacheDirectoryError, UnknownNameError
 from attnplat.storage.folder import tell_unkept, unwritable
 from attnplat.storage.kinds import KINDS
 from attnplat.storage.locks import Owner, locked
-
-log = logging.getLogger("attnplat")
 
 MANIFEST = "manifest.json"
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -41,6 +35,8 @@ def key_of(*parts: Any) -> str:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's content, hexadecimal."""
+    import hashlib  # loads OpenSSL, which no start-up should pay for
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -148,7 +144,7 @@ class Store:
         Raises CacheDirectoryError when the cache cannot be written.
         """
         place = self._document(key)
-        temporary = self.folder / f".{key}-{secrets.token_hex(8)}"
+        temporary = self.folder / f".{key}-{os.urandom(8).hex()}"
         value = json.loads(json.dumps(value))  # as a reader will find it
         document = {
             "format": self.form,
@@ -211,7 +207,7 @@ class Store:
         key = entry.key[1:].rpartition("-")[0] if unfinished else entry.key
         with self._explained(), locked(self.folder / f"{key}.lock"):
             if entry.path.is_dir() and not entry.path.is_symlink():
-                shutil.rmtree(entry.path)
+                _remove_folder(entry.path)
             else:
                 entry.path.unlink(missing_ok=True)
 
@@ -253,8 +249,10 @@ class Store:
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
         def waiting(owner: Owner | None) -> None:
-            who = owner or "another process"
-            log.warning("%s is making what is wanted from %s; waiting for it", who, self.folder)
+            import logging
+
+            who, what = owner or "another process", "is making what is wanted from"
+            logging.getLogger("attnplat").warning("%s %s %s; waiting", who, what, self.folder)
 
         # What is done under the lock has errors of its own, so it is entered by hand.
         held = locked(self._place(f"{key}.lock"), waiting)
@@ -269,14 +267,14 @@ class Store:
     @contextmanager
     def _new_folder(self, key: str) -> Iterator[Path]:
         # Not tempfile's: those are closed to the other users of a shared cache.
-        folder = self.folder / f".{key}-{secrets.token_hex(8)}"
+        folder = self.folder / f".{key}-{os.urandom(8).hex()}"
         with self._explained():
             folder.mkdir()
         try:
             yield folder
         finally:
             if folder.exists():
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_folder(folder, ignore_errors=True)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -287,6 +285,8 @@ class Store:
 
 
 def _digest(value: Any) -> str:
+    import hashlib
+
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -331,8 +331,14 @@ def _replace_folder(folder: Path, entry: Path) -> None:
         # A folder cannot be renamed onto one that has files.
         old = folder.with_name(f"{folder.name}.old")
         entry.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+        _remove_folder(old, ignore_errors=True)
     folder.rename(entry)
+
+
+def _remove_folder(folder: Path, *, ignore_errors: bool = False) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=ignore_errors)
 
 
 def _unfinished(path: Path) -> str:

@@ -105,7 +105,7 @@ LAYERS = (
     ),
     # The modules that know every platform, those that know none, then each platform.
     Layer(GATHERING, (*DECLARED, *STORAGE, "attnplat.platforms", "attnplat.platforms.*")),
-    Layer(SHARED, (*DECLARED, *STORAGE, *SHARED, *PORTABLE)),
+    Layer(SHARED, ("attnplat._version", *DECLARED, *STORAGE, *SHARED, *PORTABLE)),
     Layer(
         ("attnplat.platforms.<own>", "attnplat.platforms.<own>.*"),
         (
@@ -162,6 +162,7 @@ HOMES = {
     "triton": Home(("attnplat.backends.portable.kernels.*", "attnplat.platforms.*.kernels.*")),
     "pynvml": Home(("attnplat.platforms.cuda.*",), INSIDE),
     "transformers": Home(("attnplat.integrations.transformers*",)),
+    "huggingface_hub": Home(("attnplat.integrations.transformers.*",), INSIDE),
     "safetensors": Home(("attnplat.integrations.*",), INSIDE),
 }
 

@@ -373,7 +373,7 @@ def test_the_lock_of_a_living_process_is_waited_for_and_its_owner_named(
     store.find_or_make(KEY, Maker())
     owner.wait()
     assert time.monotonic() - started > 1
-    assert f"process {owner.pid} is making" in caplog.text
+    assert f"process {owner.pid} is making what is wanted from" in caplog.text
 
 
 def test_whether_an_owner_is_gone_is_told_by_its_number_and_its_start() -> None:

@@ -1,0 +1,1 @@
+"""Code that runs. Imported when the backend has been chosen, and not before."""
