@@ -108,6 +108,8 @@ def test_pages_without_a_live_token_are_never_read(isa: str) -> None:
         cache = KVCache(k=views[0], v=views[1], spec=spec)
         pages = one.paged(64, "HND").pages
         pages.block_table[0, :2] = torch.tensor(blocks[0], dtype=torch.int32)
+        assert pages.slot_mapping is not None
+        pages.slot_mapping.fill_(-1)
         assert same(attend(one, isa, Paged(one, cache, pages, blocks)), want)
 
 
