@@ -209,8 +209,9 @@ def _print_matrix(
     for platform, plan in zip(platforms, plans, strict=True):
         for line in (*plan.notes, *plan.failures):
             print("\n" + line)
-        for line in plan_advice(plan):
-            print(f"\n{platform.device.platform}:{platform.device.arch}: {line}")
+        told = plan_advice(plan)
+        if told:
+            print("\n".join(["", f"{platform.device.platform}:{platform.device.arch}:", *told]))
 
 
 def _cell(layer: PlannedLayer) -> str:
@@ -241,6 +242,16 @@ def _read_report(path: str) -> list[dict[str, Any]]:
         raise ConfigError(f"--diff {path!r}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"--diff {path!r} is not JSON: {error}") from None
-    if not isinstance(report, list) or not all(isinstance(e, dict) for e in report):
+    if not isinstance(report, list) or not all(_is_plan(entry) for entry in report):
         raise ConfigError(f"--diff {path!r} is not what `attnplat explain --json` writes")
     return report
+
+
+def _is_plan(entry: Any) -> bool:
+    layers = entry.get("layers") if isinstance(entry, dict) else None
+    return isinstance(layers, list) and all(
+        isinstance(layer, dict)
+        and {"layer", "planned", "chosen"} <= layer.keys()
+        and isinstance(layer["layer"], dict)
+        for layer in layers
+    )

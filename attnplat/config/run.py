@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
+from attnplat.config.layer import MAX_SIZE
 from attnplat.config.names import (
     AttnType,
     Feature,
@@ -12,6 +14,22 @@ from attnplat.config.names import (
     parse_name,
 )
 from attnplat.errors import ConfigError
+
+_SIZES = (
+    "model_head_size",
+    "rswa_window",
+    "tp_size",
+    "dcp_size",
+    "pcp_size",
+    "user_block_size",
+)
+_FLAGS = (
+    "is_diffusion",
+    "uses_mm_prefix",
+    "kv_connector",
+    "batch_invariant",
+    "adaptive_verification",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +67,18 @@ class RunContext:
     adaptive_verification: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model_head_size", "tp_size", "dcp_size", "pcp_size", "user_block_size"):
+        for name in _SIZES:
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"run.{name} is {value!r}; it takes an integer of at least 1")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (whole and 1 <= value <= MAX_SIZE):
+                self._refuse(name, f"an integer from 1 to {MAX_SIZE}")
+        for name in _FLAGS:
+            if getattr(self, name) not in (None, True, False):
+                self._refuse(name, "True, False or None")
+        cap = self.model_soft_cap
+        number = isinstance(cap, int | float) and not isinstance(cap, bool)
+        if cap is not None and not (number and 0 < cap < math.inf):
+            self._refuse("model_soft_cap", "a finite number above 0, or None")
         if self.run_kv_cache_dtype is not None:
             object.__setattr__(
                 self, "run_kv_cache_dtype", parse_kv_cache_dtype(self.run_kv_cache_dtype)
@@ -63,6 +89,9 @@ class RunContext:
                 "model_attn_type",
                 parse_name(AttnType, self.model_attn_type, "model_attn_type"),
             )
+
+    def _refuse(self, name: str, takes: str) -> None:
+        raise ConfigError(f"run.{name} is {getattr(self, name)!r}; it takes {takes}")
 
     @property
     def needs(self) -> frozenset[Feature]:

@@ -47,7 +47,7 @@ def advice(selection: Selection) -> Iterator[Change]:
 def in_words(change: Change) -> str:
     """One line of advice: what to do, what comes of it, and what is in the way now."""
     gains = [f"{name} for the {part}" for part, name in change.parts]
-    gained = ", with ".join([change.backend, *gains])
+    gained = f"{change.backend}, with {' and '.join(gains)}," if gains else change.backend
     by = _BY.get(change.source, f" (by the {change.source})")
     match change.kind:
         case "switch":

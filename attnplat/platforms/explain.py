@@ -22,6 +22,8 @@ def describe(config: LayerConfig) -> str:
     attn_type = getattr(config, "attn_type", None)
     if attn_type not in (None, "decoder"):
         words.append(str(attn_type))
+    if getattr(config, "role", None) == "vision":
+        words.append("vision")
     words += [f"head_size {config.head_size}", str(config.dtype)]
     if config.num_heads is not None:
         kv = f"/{config.num_kv_heads}" if config.num_kv_heads is not None else ""

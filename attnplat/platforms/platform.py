@@ -176,7 +176,7 @@ def load_first(selection: Selection) -> type[AttentionImpl]:
 
 def _check_type(name: str, value: Any, wanted: type[Any]) -> None:
     if value is not None and not isinstance(value, wanted):
-        raise ConfigError(f"{name} is {value!r}; it takes an {wanted.__name__} or None")
+        raise ConfigError(f"{name} is {value!r}; it takes {wanted.__name__}(...) or None")
 
 
 def log_choice(selection: Selection) -> None:

@@ -298,9 +298,9 @@ class Selection:
 
 
 # Attention-config fields that selection itself honours, whatever backend is chosen.
-SELECTION_READS = frozenset(
-    {"backend", "backend_per_kind", "mla_prefill_backend", "use_non_causal"}
-)
+SELECTION_READS = frozenset({"backend", "backend_per_kind", "use_non_causal"})
+# Those that it honours for latent layers alone.
+LATENT_READS = SELECTION_READS | {"mla_prefill_backend"}
 
 
 def select(
@@ -313,8 +313,13 @@ def select(
 
     Raises:
         UnknownNameError: a requested backend that this platform's operations do not know.
-        ConfigError: an attention-config field is set that no backend usable here reads.
+        ConfigError: what is asked about is no layer config, or an attention-config field is set
+            that no backend usable here reads.
     """
+    if not isinstance(config, LayerConfig):
+        raise ConfigError(
+            f"{config!r} is no layer config; give one such as MhaConfig(head_size=128)"
+        )
     return _decide(tables, config, world, allow_reference)
 
 
@@ -535,14 +540,15 @@ def _unread(
 
     One that nothing usable on this device could ever honour is refused, never swallowed.
     """
-    unread = world.wishes.set_fields() - SELECTION_READS
+    latent = config.operation in (Operation.MLA, Operation.SPARSE_MLA, Operation.MLA_PREFILL)
+    unread = world.wishes.set_fields() - (LATENT_READS if latent else SELECTION_READS)
     if not unread:
         return unread
     unread -= chosen.reads if chosen else frozenset()
     for part in parts:
         unread -= part.chosen.reads if part.chosen else frozenset()
     usable = [b for b in tables.catalog if b.loads is not None or world.device.simulated]
-    hopeless = unread - frozenset().union(*(b.reads for b in usable))
+    hopeless = unread - LATENT_READS.union(*(b.reads for b in usable))
     if hopeless and not tables.allows("wish_ignored", config, world):
         name = min(hopeless)
         raise ConfigError(

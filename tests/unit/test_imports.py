@@ -173,6 +173,8 @@ READS_ENVIRONMENT = ("attnplat.config.env",)
 HEAVY = ("torch", "triton", "pynvml", "transformers")
 
 # Commands that answer without torch, with the CPU seconds that each may take.
+SIX = ("cuda:sm90", "cuda:sm100", "rocm:gfx950", "rocm:gfx1201", "cpu:amx", "cpu:avx2")
+SIX_DEVICES = [argument for name in SIX for argument in ("--device", name)]
 LIGHT_COMMANDS = {
     "version": (["--version"], 0.3),
     "doctor": (["doctor"], 0.3),
@@ -181,6 +183,10 @@ LIGHT_COMMANDS = {
     "explain a device that is not here": (
         ["explain", "--device", "rocm:gfx950", "--head-size", "128"],
         0.3,
+    ),
+    "explain a model on six devices": (
+        ["explain", "--model", "deepseek-v3.2", *SIX_DEVICES],
+        0.5,
     ),
 }
 

@@ -12,6 +12,7 @@ from attnplat.config.layer import MhaConfig, MlaConfig
 from attnplat.integrations.transformers.kernels import platform_on
 from attnplat.models import LayerGroup, layer_groups
 from attnplat.platforms import current_platform
+from attnplat.platforms.advice import in_words
 from attnplat.platforms.explain import describe
 from attnplat.platforms.platform import Platform
 from attnplat.platforms.selection import Selection
@@ -40,6 +41,7 @@ class Explanation:
                 yield f"{layer} -> none: {selection.failure().splitlines()[0]}"
             else:
                 yield f"{layer} -> {chosen.name} [{chosen.mark}] because {reason(selection)}"
+            yield from (f"  advice: {in_words(change)}" for change in selection.advice)
 
 
 def explain(
