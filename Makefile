@@ -22,6 +22,7 @@ lint: ## ruff and mypy alone
 generate: ## rewrite the command output shown in README.md and docs/
 	@ci/setup demo,dev
 	@.venv/bin/python ci/generated.py --write
+	@.venv/bin/python ci/workflows.py --write
 
 clean: ## remove what was built, virtual environments included
 	rm -rf .venv .venv-* build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage

@@ -166,7 +166,9 @@ def installed_packages() -> dict[str, str]:
 def run_all() -> int:
     """Runs everything; writes the record and returns 0 only if all of it passed."""
     before = sources_hash(ROOT)
-    subprocess.run(["ci/run", "install", "lint", "types", "generated"], cwd=ROOT, check=True)
+    subprocess.run(
+        ["ci/run", "install", "lint", "types", "generated", "examples"], cwd=ROOT, check=True
+    )
     suites = [run_other_python(version) for version in OTHER_PYTHONS]
     suites.append(run_suite("all tests", sys.executable, ["tests"]))
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)

@@ -24,7 +24,9 @@ def script(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("path", ["ci/run", "ci/setup", "ci/find-python", "ci/device", ".ci/run"])
+@pytest.mark.parametrize(
+    "path", ["ci/run", "ci/setup", "ci/find-python", "ci/device", "ci/expect", "ci/ipex", ".ci/run"]
+)
 def test_scripts_are_executable_bash_without_syntax_errors(path: str) -> None:
     assert os.access(ROOT / path, os.X_OK)
     done = script("bash", "-n", path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import subprocess
 import sys
@@ -69,10 +68,8 @@ def test_it_does_what_it_claims() -> None:
 
 
 def test_the_command_line_checks_and_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "window_attn", "--case", "D1", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    (report,) = report["reports"] if isinstance(report, dict) else report
-    assert (report["backend"], report["failed"]) == ("WINDOW_ATTN", {})
+    assert main(["check", "window_attn", "--case", "D1"]) == 0
+    assert "WINDOW_ATTN on cpu" in capsys.readouterr().out
     for command in (["backends", "--platform", "cpu"], ["doctor"]):
         assert main(command) == 0
         assert "attnplat-window 0.1.0" in capsys.readouterr().out
