@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
@@ -39,6 +40,8 @@ from attnplat.platforms.cpu.kernels.library import (
     PlanStruct,
     Tasks,
     Tensors,
+    pack_front,
+    with_partials,
 )
 from attnplat.platforms.cpu.kernels.writing import Writer
 
@@ -49,8 +52,7 @@ _AXES: dict[KVCacheLayout, tuple[int, int, int]] = {
 }
 """Where block, head and token are among the dimensions of one layer's view."""
 
-_NOTHING = (0,) * 16
-"""The fields of `Tensors` from lse to v_scale_head, where none is given."""
+_NOTHING_GIVEN = {None}
 
 MOST_PARTIALS = 4 << 20
 """Floats of partial results that a schedule makes at most."""
@@ -64,6 +66,7 @@ class CpuSchedule(Schedule):
         struct: the plan as the library reads it.
         tasks: the work, in pieces.
         rows: query rows that are written.
+        empty: there is no task.
         kept: the tensors that `struct` points into.
         scratch: room for partial results, or None where there are none.
     """
@@ -71,6 +74,7 @@ class CpuSchedule(Schedule):
     struct: PlanStruct
     tasks: Tasks
     rows: int
+    empty: bool
     kept: tuple[torch.Tensor, ...]
     scratch: Workspace | None
 
@@ -225,6 +229,7 @@ class CpuAttnImpl(AttentionImpl):
             struct=struct,
             tasks=tasks,
             rows=lengths.num_tokens,
+            empty=tasks.summary.num_tasks == 0,
             kept=tuple(kept),
             scratch=Workspace.of_size(workspace, self.device, 4 * floats + ALIGNMENT)
             if floats
@@ -258,12 +263,8 @@ class CpuAttnImpl(AttentionImpl):
     ) -> Any:
         """As the base has it. The checks of an ordinary call are made here once more, in few
         steps: a small model's decode takes less time than checking it at length."""
-        if (
-            torch.compiler.is_compiling()
-            or return_lse
-            or any(option is not None for option in options.values())
-            or not self._is_ordinary(plan, q, cache, kv, out)
-        ):
+        ordinary = not return_lse and (not options or set(options.values()) == _NOTHING_GIVEN)
+        if not ordinary or not self._is_ordinary(plan, q, cache, kv, out):
             return super().forward(plan, q, cache, kv=kv, out=out, return_lse=return_lse, **options)
         assert cache is not None and isinstance(plan.schedule, CpuSchedule)
         if kv is not None:
@@ -273,7 +274,7 @@ class CpuAttnImpl(AttentionImpl):
             rows, heads = q.shape[0], self.form.num_heads
             empty = q.new_empty if rows == plan.schedule.rows else q.new_zeros
             out = empty(rows, heads, self.form.v_head_size)
-        self._compute(plan.schedule, self._ordinary_tensors(q, cache, out))
+        self._compute(plan.schedule, self._front(q, cache, out) + self._ordinary_rest)
         return out
 
     def _write_new(
@@ -300,7 +301,9 @@ class CpuAttnImpl(AttentionImpl):
             return False
         if plan.key is not self.plan_key and plan.key != self.plan_key:
             return False
-        if cache is None or plan.pages is None or plan.validate or self._takes_options:
+        if torch.compiler.is_compiling() or plan.pages is None or plan.validate:
+            return False
+        if self._takes_options or cache.k_scales is not None:
             return False
         form, spec, tokens = self.form, cache.spec, plan.batch.num_tokens
         known = self._specs.get((plan.pages.block_size, spec.layout))
@@ -311,11 +314,21 @@ class CpuAttnImpl(AttentionImpl):
             return False
         if not _is_plain(q, self.dtype, tokens, form.num_heads, form.head_size):
             return False
-        if out is not None:
-            shape = (tokens, form.num_heads, form.v_head_size)
-            if not _is_plain(out, self.dtype, *shape):
-                return False
+        if out is not None and not self._is_ordinary_out(plan, q, cache, kv, out):
+            return False
         return kv is None or self._takes(plan, cache, kv)
+
+    def _is_ordinary_out(
+        self, plan: Plan, q: torch.Tensor, cache: KVCache, kv: NewKV | None, out: torch.Tensor
+    ) -> bool:
+        """Whether `out` is packed, in memory of its own."""
+        form = self.form
+        shape = (plan.batch.num_tokens, form.num_heads, form.v_head_size)
+        if not _is_plain(out, self.dtype, *shape) or not out.is_contiguous():
+            return False
+        own = out.untyped_storage().data_ptr()
+        others = (q, cache.k, cache.v, *(kv or ()))
+        return all(t is None or t.untyped_storage().data_ptr() != own for t in others)
 
     def _takes(self, plan: Plan, cache: KVCache, kv: NewKV) -> bool:
         (k, v), form, slots = kv, self.form, plan.slots
@@ -337,37 +350,43 @@ class CpuAttnImpl(AttentionImpl):
             and v.shape[0] == rows
         )
 
-    def _ordinary_tensors(self, q: torch.Tensor, cache: KVCache, out: torch.Tensor) -> Tensors:
+    def _front(self, q: torch.Tensor, cache: KVCache, out: torch.Tensor) -> bytes:
         q_token, q_head, _ = q.stride()
         out_token, out_head, _ = out.stride()
-        form, nothing = self.form, _NOTHING
-        return Tensors(
+        return pack_front(
             *(q.data_ptr(), q_token, q_head),
             *self._pages(cache),
             *(out.data_ptr(), out_token, out_head),
-            *nothing,
-            *self._scales_at,
-            form.scale,
-            form.logits_soft_cap or 0.0,
-            0,
         )
+
+    @cached_property
+    def _ordinary_rest(self) -> bytes:
+        """What all ordinary calls have in common."""
+        k_at, v_at = self._scales_at
+        tensors = Tensors(**dict.fromkeys(Tensors._fields, 0))._replace(
+            k_scale_at=k_at,
+            v_scale_at=v_at,
+            scale=self.form.scale,
+            logits_soft_cap=self.form.logits_soft_cap or 0.0,
+        )
+        return tensors.rest()
 
     def _attend(self, plan: Plan, call: Call) -> None:
         assert isinstance(plan.schedule, CpuSchedule)
         kept: list[torch.Tensor] = []
-        self._compute(plan.schedule, self._tensors(call, kept))
+        self._compute(plan.schedule, self._tensors(call, kept).packed())
 
-    def _compute(self, schedule: CpuSchedule, tensors: Tensors) -> None:
-        if schedule.tasks.summary.num_tasks == 0:
-            return
+    def _compute(self, schedule: CpuSchedule, tensors: bytes) -> None:
         if schedule.scratch is None:
             self._run(schedule, tensors)
             return
         with schedule.scratch.borrowed():
             piece = schedule.scratch.take(4 * schedule.tasks.summary.partial_floats)
-            self._run(schedule, tensors._replace(partials=piece.data_ptr()))
+            self._run(schedule, with_partials(tensors, piece.data_ptr()))
 
-    def _run(self, schedule: CpuSchedule, tensors: Tensors) -> None:
+    def _run(self, schedule: CpuSchedule, tensors: bytes) -> None:
+        if schedule.empty:
+            return
         try:
             self.library.attend(schedule.struct, tensors, schedule.tasks, torch.get_num_threads())
         except KernelError as error:

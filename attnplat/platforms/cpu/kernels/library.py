@@ -189,6 +189,25 @@ class Tensors(NamedTuple):
         """The struct's memory."""
         return _PACKED.pack(*_HEAD, *self)
 
+    def rest(self) -> bytes:
+        """Its part behind `out_head`, which calls of a layer mostly have in common."""
+        return self.packed()[_FRONT.size :]
+
+
+_NUM_FRONT = 2 + Tensors._fields.index("out_head") + 1
+_FRONT = struct.Struct(layout_of(TensorsStruct)[:_NUM_FRONT])
+
+
+def pack_front(*values: int) -> bytes:
+    """The struct's memory up to `out_head`: the fields of `Tensors` in order."""
+    return _FRONT.pack(*_HEAD, *values)
+
+
+def with_partials(tensors: bytes, address: int) -> bytes:
+    """The struct's memory with the field `partials` set."""
+    at = TensorsStruct.partials.offset
+    return tensors[:at] + struct.pack("P", address) + tensors[at + struct.calcsize("P") :]
+
 
 REFUSALS = {
     1: "its structs are of another version",
@@ -281,11 +300,14 @@ class Library:
                 return Tasks(memory, summary)
             count = summary.num_tasks
 
-    def attend(self, plan: PlanStruct, tensors: Tensors, tasks: Tasks, workers: int) -> None:
-        """Run a layer on at most `workers` threads. Raises KernelError."""
+    def attend(self, plan: PlanStruct, tensors: bytes, tasks: Tasks, workers: int) -> None:
+        """Run a layer, whose tensors are packed, on at most `workers` threads.
+
+        Raises KernelError.
+        """
         status = self._attend(
             ctypes.addressof(plan),
-            tensors.packed(),
+            tensors,
             *tasks.addresses,
             workers,
             self._parallel_for,
