@@ -75,8 +75,14 @@ CHOICES = [
     ("avx2", LATENT.replace(sinks=True), "CPU_MLA"),
     ("avx2", PREFILL, "CPU"),
     ("zen", PREFILL, "CPU"),
-    ("avx2", SPARSE, "TORCH_SDPA"),
-    ("amx", SPARSE, "TORCH_SDPA"),
+    ("avx2", SPARSE, "CPU_MLA_SPARSE"),
+    ("amx", SPARSE, "CPU_MLA_SPARSE"),
+    ("amx", SPARSE.replace(kv_cache_dtype="fp8_ds_mla"), "CPU_MLA_SPARSE"),
+    ("avx2", SPARSE.replace(kv_cache_dtype="nvfp4_ds_mla"), "CPU_MLA_SPARSE"),
+    ("avx2", SPARSE.replace(kv_cache_dtype="int4_per_token_head"), "TORCH_SDPA"),
+    ("scalar", SPARSE, "TORCH_SDPA"),
+    ("amx", SPARSE.indexer().replace(indexer_kv_dtype="mxfp4"), "CPU_INDEXER"),
+    ("scalar", SPARSE.indexer().replace(indexer_kv_dtype="mxfp4"), "REFERENCE"),
 ]
 
 
@@ -110,11 +116,25 @@ def test_amds_attention_is_chosen_by_name_only():
     assert chosen("zen", VISION, packages="zen", backend="ZENTORCH") == "ZENTORCH"
 
 
+@pytest.mark.parametrize(
+    "packages",
+    [
+        {"torch": "2.13.0", "zentorch": "2.13.0.1"},
+        {"torch": "2.14.0", "zentorch": "2.14.0.1"},
+        {"torch": "2.14.0", "zentorch": "2.13.0.2"},
+    ],
+)
+def test_amds_attention_is_known_in_one_version_only(packages):
+    platform = replace(platform_for("cpu:zen"), inventory=Inventory.assume(packages))
+    failure = platform.select(VISION, AttentionConfig(backend="ZENTORCH")).failure()
+    assert "zentorch 2.13.0.2 beside torch 2.13" in failure
+
+
 def test_sparse_latent_layers_are_served_with_all_their_parts():
     selection = select("avx2", SPARSE)
     assert {part: str(sel.chosen) for part, sel in selection.parts.items()} == {
         "prefill": "CPU",
-        "indexer": "REFERENCE",
+        "indexer": "CPU_INDEXER",
     }
 
 
@@ -159,7 +179,7 @@ def test_what_is_chosen_on_a_real_processor_has_an_adapter(arch, config):
 
 def test_a_request_for_what_has_no_adapter_says_so():
     tables = here("avx2").tables
-    backend = tables.find("ZENTORCH", VISION.operation)
+    backend = tables.find("ZEN_CPU", PREFILL.operation)
     assert backend.loads is None
-    selection = here("zen").select(VISION, AttentionConfig(backend="ZENTORCH"))
+    selection = here("zen").select(PREFILL, AttentionConfig(mla_prefill_backend="ZEN_CPU"))
     assert "attnplat has no adapter for it yet" in selection.failure()

@@ -117,9 +117,18 @@ def stocked(backend: Backend, world: World) -> World:
     return world.replace(inventory=_with(world.inventory, backend.requires))
 
 
+KNOWN_VERSIONS = {
+    name: version
+    for profiles in PROFILES.values()
+    for inventory in profiles.values()
+    for name, version in inventory.packages.items()
+}
+"""For a backend that knows its package in one version only."""
+
+
 @cache
 def _with(inventory: Inventory, requires: tuple[Package, ...]) -> Inventory:
-    needed = {package.distribution: "1.0" for package in requires}
+    needed = {p.distribution: KNOWN_VERSIONS.get(p.distribution, "1.0") for p in requires}
     works = {name: found.usable for name, found in inventory.features.items()}
     works |= {p.feature: True for p in requires if p.feature is not None}
     on = dict.fromkeys(inventory.switches, True)
