@@ -280,7 +280,12 @@ class Backend:
         if config.operation not in self.serves:
             serves = ", ".join(sorted(self.serves))
             reasons.append(Rejection(self.name, "operation", "operation", config.operation, serves))
-        self._ask_fields(config, cached, reasons)
+        limits: Any = self.takes
+        for name, limit in limits.items():
+            value = getattr(config, name, None)
+            if not (limit.accepts(value) or (name == "kv_cache_dtype" and not cached)):
+                source = config.source_of(name)
+                reasons.append(Rejection(self.name, "field", name, value, limit, source))
         features: Any = self.features
         for feature in wanted:
             if feature not in features:
@@ -298,15 +303,6 @@ class Backend:
                 if rule.when(config, world):
                     reasons.append(Rejection(self.name, "rule", rule.code, None, rule.because))
         return tuple(reasons)
-
-    def _ask_fields(self, config: LayerConfig, cached: bool, reasons: list[Rejection]) -> None:
-        limits: Mapping[str, Any] = self.takes
-        for name, limit in limits.items():
-            value = getattr(config, name, None)
-            if limit.accepts(value) or (name == "kv_cache_dtype" and not cached):
-                continue
-            source = config.source_of(name)
-            reasons.append(Rejection(self.name, "field", name, value, limit, source))
 
     def load(self) -> type[Any]:
         """The implementation's class; imports its module, and with it its kernels."""

@@ -16,6 +16,8 @@ from attnplat.platforms.world import World
 
 if TYPE_CHECKING:
     from attnplat.config.layer import LayerConfig
+    from attnplat.platforms.selection import Selection
+    from attnplat.platforms.tables import Tables
 
 ACCEPTANCE_RULES = {
     "foreign_platform": "a requested backend may belong to another vendor's platform",
@@ -47,6 +49,31 @@ def is_about_the_cache(reasons: tuple[Rejection, ...]) -> bool:
     """Whether a refusal has one subject, and that is what the cache looks like."""
     subjects = {reason.subject for reason in reasons}
     return len(subjects) == 1 and subjects <= set(PACKED_KV_SUBJECTS)
+
+
+def may_replace(tables: Tables, refused: Selection) -> bool:
+    """Whether a request that did not fit is replaced by the automatic choice."""
+    config, world = refused.config, refused.world
+    if tables.allows("request_replaced", config, world):
+        return True
+    if not tables.allows("packed_kv_fallback", config, world):
+        return False
+    (reasons,) = refused.rejections.values()
+    return is_packed_kv(config, world) and is_about_the_cache(reasons)
+
+
+def is_unvalidated(
+    tables: Tables, config: LayerConfig, world: World, requested: str | None
+) -> bool:
+    """Whether the candidates are used without any check."""
+    if not tables.accepts:
+        return False
+    unvalidated = tables.allows("row_unvalidated", config, world)
+    if requested is None:
+        return unvalidated
+    row = tables.row_for(config, world)
+    named = row is not None and requested in row.members
+    return named and (unvalidated or tables.allows("request_unvalidated", config, world))
 
 
 def with_shared_numbers(world: World) -> World:

@@ -37,7 +37,8 @@ _NEWEST = "9999"
 
 def advice(selection: Selection) -> Iterator[Change]:
     """Changes after which a better choice would be made; none where a backend was asked for."""
-    if selection.requested is not None or not selection.ok:
+    asked_for = selection.requested is not None or selection.replaced is not None
+    if asked_for or not selection.ok:
         return
     yield from _switches(selection)
     yield from _own_choices(selection)

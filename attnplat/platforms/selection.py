@@ -6,14 +6,13 @@ works for devices that are not here. The same inputs always give the same Select
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnplat.backends.backend import Backend, Rejection, wanted_features
-from attnplat.backends.limits import Limit
 from attnplat.config.frozen import FrozenMap
 from attnplat.config.layer import (
     IndexerConfig,
@@ -24,164 +23,16 @@ from attnplat.config.layer import (
 )
 from attnplat.config.names import AttnType, Feature, Operation
 from attnplat.errors import ConfigError, UnknownNameError
-from attnplat.platforms.acceptance import is_about_the_cache, is_packed_kv, with_shared_numbers
+from attnplat.platforms.acceptance import is_unvalidated, may_replace, with_shared_numbers
 from attnplat.platforms.indexer import effective_indexer
+from attnplat.platforms.tables import ByName as ByName
+from attnplat.platforms.tables import Preference as Preference
+from attnplat.platforms.tables import Ranked as Ranked
+from attnplat.platforms.tables import Tables as Tables
 from attnplat.platforms.world import World
 
 if TYPE_CHECKING:
     from attnplat.platforms.nearest import Change
-
-LayerPredicate = Callable[[Any, World], bool]
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A member of a preference's order that counts only when `when(config, world)` holds."""
-
-    name: str
-    when: LayerPredicate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preference:
-    """One row of a platform's taste: which backends to try, in which order, and why.
-
-    Attributes:
-        serves: the operations the row is for.
-        order: backend names, the most preferred first; `Ranked` where a condition applies.
-        because: why in this order, a clause that completes "... because".
-        on: device attribute -> limit; the row is for devices within all of them.
-        when: predicate of config and world; None is always.
-        never_first: name -> why it stands in the order though it is first for nothing.
-    """
-
-    serves: frozenset[Operation]
-    order: tuple[str | Ranked, ...]
-    because: str
-    on: Mapping[str, Limit] = FrozenMap()
-    when: LayerPredicate | None = None
-    never_first: Mapping[str, str] = FrozenMap()
-
-    def matches(self, config: LayerConfig, world: World) -> bool:
-        """Whether this row is for `config` in `world`."""
-        if config.operation not in self.serves:
-            return False
-        for name, limit in self.on.items():
-            if not limit.accepts(getattr(world.device, name)):
-                return False
-        return self.when is None or self.when(config, world)
-
-    def names(self, config: LayerConfig, world: World) -> tuple[str, ...]:
-        """The backends of this row for `config`, in order."""
-        names = []
-        for member in self.order:
-            if not isinstance(member, Ranked):
-                names.append(member)
-            elif member.when(config, world):
-                names.append(member.name)
-        return tuple(names)
-
-    @property
-    def members(self) -> frozenset[str]:
-        """Every backend that the row names, under whatever condition."""
-        return frozenset(m.name if isinstance(m, Ranked) else m for m in self.order)
-
-
-@dataclass(frozen=True)
-class ByName:
-    """A backend that stands in no row: chosen by name or by a model's own code only."""
-
-    name: str
-    because: str
-
-
-@dataclass(frozen=True)
-class Tables:
-    """A platform's facts and taste.
-
-    Attributes:
-        catalog: every backend the platform knows. A name may stand more than once, for
-            operations that do not overlap.
-        preferences: the rows of taste; the first that matches decides.
-        by_name: backends in no row, each with why.
-        last_resort_automatic: whether last-resort backends are chosen without being asked for.
-        exists_for: name -> the layers (predicate of config and world) that it exists for, in
-            a rule set where it does not exist for all.
-        foreign: name -> platform of the backends that belong to other platforms only.
-        foreign_backend: (name, operation) -> such a backend, for rule sets that accept them.
-        accepts: acceptance rules of another rule set that are in force (`ACCEPTANCE_RULES`),
-            each with predicates of which one must hold.
-    """
-
-    catalog: tuple[Backend, ...]
-    preferences: tuple[Preference, ...]
-    by_name: tuple[ByName, ...] = ()
-    last_resort_automatic: bool = False
-    exists_for: Mapping[str, LayerPredicate] = FrozenMap()
-    foreign: Mapping[str, str] = FrozenMap()
-    foreign_backend: Callable[[str, Operation], Backend | None] | None = None
-    accepts: Mapping[str, tuple[LayerPredicate, ...]] = FrozenMap()
-    _entries: dict[Operation, dict[str, Backend]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
-    _rows: dict[Operation, tuple[Preference, ...]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
-
-    def __post_init__(self) -> None:
-        for operation in Operation:
-            rows = tuple(row for row in self.preferences if operation in row.serves)
-            self._rows[operation] = rows
-            entries = self._entries[operation] = {}
-            for backend in self.catalog:
-                held = entries.setdefault(backend.name, backend)
-                if operation in backend.serves and operation not in held.serves:
-                    entries[backend.name] = backend
-
-    def __hash__(self) -> int:
-        return hash((self.catalog, self.preferences, self.last_resort_automatic))
-
-    def find(self, name: str, operation: Operation) -> Backend | None:
-        """The entry of that name for `operation`, else any of that name, else None."""
-        return self._entries[operation].get(name)
-
-    def exists(self, name: str, config: LayerConfig, world: World) -> bool:
-        """Whether these tables have a backend of that name for `config`."""
-        condition = self.exists_for.get(name)
-        if condition is not None and not condition(config, world):
-            return False
-        known = name in self._entries[config.operation]
-        return known or (self.foreign_backend is not None and name in self.foreign)
-
-    def allows(self, rule: str, config: LayerConfig, world: World) -> bool:
-        """Whether an acceptance rule of another rule set is in force for this layer."""
-        predicates = self.accepts.get(rule)
-        return predicates is not None and any(when(config, world) for when in predicates)
-
-    def row_for(self, config: LayerConfig, world: World) -> Preference | None:
-        """The first row that is for `config` in `world`."""
-        for row in self._rows[config.operation]:
-            if row.matches(config, world):
-                return row
-        return None
-
-    def candidates(
-        self, row: Preference, config: LayerConfig, world: World, last_resorts: bool
-    ) -> tuple[str, ...]:
-        """The backends that `row` puts in order, last resorts only where they are let in.
-
-        A rule set may lack a backend that stands in the row.
-        """
-        known = self._entries[config.operation]
-        names = []
-        for name in row.names(config, world):
-            backend = known.get(name)
-            unsure = backend is None or name in self.exists_for
-            if unsure and not self.exists(name, config, world):
-                continue
-            if backend is None or last_resorts or not backend.last_resort:
-                names.append(name)
-        return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -332,7 +183,7 @@ def _decide(tables: Tables, asked: LayerConfig, world: World, allow_reference: b
     if tables.allows("request_ignored", config, world):
         return replace(_rank(question), replaced=requested)
     selection = _rank(question, requested, requested_by)
-    if selection.accepted or not _may_replace(tables, selection):
+    if selection.accepted or not may_replace(tables, selection):
         return selection
     wishes = replace(world.wishes, backend=None, backend_per_kind=(), mla_prefill_backend=None)
     automatic = _rank(question._replace(world=world.replace(wishes=wishes)))
@@ -352,9 +203,9 @@ class _Question(NamedTuple):
 
 def _rank(question: _Question, requested: str | None = None, requested_by: str = "") -> Selection:
     tables, asked, config, world, allow_reference = question
-    row = None
+    row = tables.row_for(config, world) if requested is None else None
     names: tuple[str, ...] = () if requested is None else (requested,)
-    if requested is None and (row := tables.row_for(config, world)) is not None:
+    if row is not None:
         last_resorts = allow_reference or tables.last_resort_automatic
         names = tables.candidates(row, config, world, last_resorts)
     accepted, rejections = _judge_all(tables, names, config, world, requested)
@@ -384,7 +235,7 @@ def _judge_all(
 ) -> tuple[tuple[Backend, ...], dict[str, tuple[Rejection, ...]]]:
     accepted: list[Backend] = []
     rejections: dict[str, tuple[Rejection, ...]] = {}
-    if _is_unvalidated(tables, config, world, requested):
+    if is_unvalidated(tables, config, world, requested):
         declared = (_declared(tables, name, config, world) for name in names)
         return tuple(backend for backend in declared if backend is not None), rejections
     terms = _terms(tables, config, world)
@@ -395,31 +246,6 @@ def _judge_all(
         elif backend is not None:
             accepted.append(backend)
     return tuple(accepted), rejections
-
-
-def _may_replace(tables: Tables, refused: Selection) -> bool:
-    """Whether another rule set's acceptance rules replace a request that did not fit."""
-    config, world = refused.config, refused.world
-    if tables.allows("request_replaced", config, world):
-        return True
-    if not tables.allows("packed_kv_fallback", config, world):
-        return False
-    (reasons,) = refused.rejections.values()
-    return is_packed_kv(config, world) and is_about_the_cache(reasons)
-
-
-def _is_unvalidated(
-    tables: Tables, config: LayerConfig, world: World, requested: str | None
-) -> bool:
-    """Whether another rule set's acceptance rules use the candidates without any check."""
-    if not tables.accepts:
-        return False
-    unvalidated = tables.allows("row_unvalidated", config, world)
-    if requested is None:
-        return unvalidated
-    row = tables.row_for(config, world)
-    named = row is not None and requested in row.members
-    return named and (unvalidated or tables.allows("request_unvalidated", config, world))
 
 
 def effective_config(config: LayerConfig, world: World) -> LayerConfig:
@@ -483,19 +309,29 @@ def _judge(
     tables: Tables, name: str, config: LayerConfig, terms: _Terms
 ) -> tuple[Backend | None, tuple[Rejection, ...]]:
     world, cached, wanted = terms
-    condition = tables.exists_for.get(name)
-    if condition is not None and not condition(config, world):
-        takes = "there is no such backend for this layer under the rules in force"
-        return None, (Rejection(name, "absent", "backend", name, takes, "device"),)
-    declared = _declared(tables, name, config, world)
-    if declared is None:
-        return None, (_foreign(tables, name, world),)
+    declared = tables.find(name, config.operation)
+    if declared is None or name in tables.exists_for:
+        declared, lacking = _under_rules(tables, name, config, world)
+        if declared is None:
+            return None, lacking
     backend, standing, _ = world.settle(declared)
     reasons = backend.reasons_against(config, world, cached, wanted, standing)
     if backend.loads is None and not world.device.simulated:
         takes = "its facts are known and attnplat has no adapter for it yet"
         reasons = (*reasons, Rejection(name, "adapter", "adapter", None, takes, "device"))
     return backend, reasons
+
+
+def _under_rules(
+    tables: Tables, name: str, config: LayerConfig, world: World
+) -> tuple[Backend | None, tuple[Rejection, ...]]:
+    """A backend that the rules in force may lack, or add; or why there is none."""
+    condition = tables.exists_for.get(name)
+    if condition is not None and not condition(config, world):
+        takes = "there is no such backend for this layer under the rules in force"
+        return None, (Rejection(name, "absent", "backend", name, takes, "device"),)
+    declared = _declared(tables, name, config, world)
+    return declared, () if declared is not None else (_foreign(tables, name, world),)
 
 
 def _declared(tables: Tables, name: str, config: LayerConfig, world: World) -> Backend | None:
@@ -518,13 +354,13 @@ def _foreign(tables: Tables, name: str, world: World) -> Rejection:
 
 def _requested(config: LayerConfig, world: World) -> tuple[str | None, str]:
     wishes = world.wishes
+    if not wishes.set_fields():
+        return None, ""
     if config.operation == Operation.MLA_PREFILL:
         name: str | None = wishes.mla_prefill_backend
         return name, wishes.source_of("mla_prefill_backend") if name else ""
     if config.operation in (Operation.INDEXER, Operation.STATE):
         return None, ""  # no wish names their kernels; their dtype fields act instead
-    if wishes.backend is None and not wishes.backend_per_kind:
-        return None, ""
     backend, source = wishes.backend_for(config.kind)
     return (str(backend), source) if backend else (None, "")
 
@@ -540,10 +376,11 @@ def _unread(
 
     One that nothing usable on this device could ever honour is refused, never swallowed.
     """
+    given = world.wishes.set_fields()
+    if not given:
+        return given
     latent = config.operation in (Operation.MLA, Operation.SPARSE_MLA, Operation.MLA_PREFILL)
-    unread = world.wishes.set_fields() - (LATENT_READS if latent else SELECTION_READS)
-    if not unread:
-        return unread
+    unread = given - (LATENT_READS if latent else SELECTION_READS)
     unread -= chosen.reads if chosen else frozenset()
     for part in parts:
         unread -= part.chosen.reads if part.chosen else frozenset()

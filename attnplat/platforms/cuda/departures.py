@@ -28,7 +28,14 @@ UNCHECKED = "a kernel that is not there fails at the first step of a model, not 
 
 
 def _without_last(row: Preference) -> tuple[str | Ranked, ...]:
-    return tuple(member for member in row.order if member not in _LAST)
+    """Their order: without what they lack, and TURBOQUANT for every cache."""
+    names = (_for_every_cache(member) for member in row.order)
+    return tuple(member for member in names if member not in _LAST)
+
+
+def _for_every_cache(member: str | Ranked) -> str | Ranked:
+    conditional = isinstance(member, Ranked) and member.when is rules.keeps_turboquant
+    return member.name if isinstance(member, Ranked) and conditional else member
 
 
 # Whom the selector is asked for -------------------------------------------------------------
@@ -50,6 +57,24 @@ def is_chosen_by_model_code(config: Any, world: World) -> bool:
     """A layer whose model picks its backend without asking it anything."""
     return is_deepseek_v4_family(config, world) or rules.is_minimax_m3(config, world)
 
+
+# Ordinary attention --------------------------------------------------------------------------
+
+
+def _is_text(config: Any, world: World) -> bool:
+    return not is_vision(config, world) and not has_narrower_values(config, world)
+
+
+def _is_causal_text(config: Any, world: World) -> bool:
+    return _is_text(config, world) and rules.is_causal(config, world)
+
+
+ATTENTION_ROWS = (
+    replace(
+        ours.BLACKWELL_FORWARD, when=_is_causal_text, order=_without_last(ours.BLACKWELL_FORWARD)
+    ),
+    replace(ours.ORDINARY, when=_is_text, order=_without_last(ours.ORDINARY)),
+)
 
 # Latent layers: one list for dense and sparse -------------------------------------------------
 

@@ -134,6 +134,14 @@ _ORDER = (
     _differs(
         None,
         "order",
+        they.ATTENTION_ROWS,
+        "TURBOQUANT is a candidate for its own caches only",
+        "that it reads no other would be said of every layer",
+        _SELECTOR,
+    ),
+    _differs(
+        None,
+        "order",
         they.LATENT_ROWS,
         "dense and sparse latent layers have rows of their own",
         "a backend of the other kind can never be chosen, and its refusals are noise",

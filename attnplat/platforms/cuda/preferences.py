@@ -57,7 +57,7 @@ BLACKWELL_FORWARD = Preference(
         "FLASH_ATTN",
         "TRITON_ATTN",
         "FLEX_ATTENTION",
-        "TURBOQUANT",
+        Ranked("TURBOQUANT", rules.keeps_turboquant),
         *_LAST,
     ),
     because="on datacenter Blackwell FlashInfer's TRT-LLM kernels lead, then FlashAttention; "
@@ -72,7 +72,7 @@ ORDINARY = Preference(
         "FLASHINFER",
         "TRITON_ATTN",
         "FLEX_ATTENTION",
-        "TURBOQUANT",
+        Ranked("TURBOQUANT", rules.keeps_turboquant),
         *_LAST,
     ),
     because="FlashAttention leads where it runs, FlashInfer adds cache formats, Triton takes "

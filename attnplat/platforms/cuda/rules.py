@@ -118,6 +118,11 @@ def is_causal(config: Any, world: World) -> bool:
     return Feature.NON_CAUSAL not in config.needs
 
 
+def keeps_turboquant(config: Any, world: World) -> bool:
+    """The layer's cache is in TurboQuant's format."""
+    return str(config.kv_cache_dtype).startswith("turboquant_")
+
+
 def has_spans(config: Any, world: World) -> bool:
     """The layer attends both ways inside image spans."""
     return Feature.MM_PREFIX in config.needs

@@ -83,12 +83,32 @@ def takes_latent_sinks(world: World) -> bool:
     return "mi3xx" in world.device.traits
 
 
+def is_ultraquant_run(world: World) -> bool:
+    """The run as a whole keeps its cache in UltraQuant's format."""
+    return world.run.run_kv_cache_dtype == KVCacheDtype.ULTRAQUANT_4BIT
+
+
 def verifies_adaptively(world: World) -> bool:
     """Speculative verification of varying length is on."""
     return bool(world.run.adaptive_verification)
 
 
 # Of config and world -----------------------------------------------------------------------
+
+
+def keeps_turboquant(config: Any, world: World) -> bool:
+    """The layer's cache is in TurboQuant's format."""
+    return str(config.kv_cache_dtype).startswith("turboquant_")
+
+
+def keeps_octave(config: Any, world: World) -> bool:
+    """The layer's cache is in one of Octave's formats."""
+    return str(config.kv_cache_dtype).startswith("octave_")
+
+
+def keeps_ultraquant(config: Any, world: World) -> bool:
+    """The layer's cache is in UltraQuant's format."""
+    return str(config.kv_cache_dtype).startswith("ultraquant_")
 
 
 def aiter_mha_is_on(config: Any, world: World) -> bool:
@@ -181,12 +201,11 @@ def _keeps_plain_pages(config: Any, world: World) -> bool:
 
 
 def _runs_turboquant_beside(config: Any, world: World) -> bool:
-    return config.has_kv_cache and is_turboquant_run(world)
+    return world.holds(is_turboquant_run) and config.has_kv_cache
 
 
 def _runs_ultraquant_beside(config: Any, world: World) -> bool:
-    packed = world.run.run_kv_cache_dtype == KVCacheDtype.ULTRAQUANT_4BIT
-    return config.has_kv_cache and packed
+    return world.holds(is_ultraquant_run) and config.has_kv_cache
 
 
 _LAYER = MhaConfig(head_size=128)
