@@ -70,7 +70,8 @@ def parse_meminfo(text: str) -> int | None:
 def lost_note(variable: str, text: str, item: str, found: int = 0, maker: str = "") -> str | None:
     """What a list of visible devices lost at `item`, which `found` devices could be meant by.
 
-    `maker` is said where the list may be meant for another's devices. None for the usual ways of hiding every device: an empty list, and -1 at its end.
+    `maker` is said where the list may be meant for another's devices. None for the usual ways
+    of hiding every device: an empty list, and -1 at its end.
     """
     if item.strip() == "" or re.fullmatch(r"\s*-[0-9]+\s*", item):
         return None
@@ -147,7 +148,7 @@ def parse_torch_answer(answer: str | None, failure: str | None = None) -> TorchR
 
     try:
         return _torch_reading(json.loads(answer or ""))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return TorchReading(failure=f"torch gave no answer ({failure or 'nothing it wrote'})")
 
 

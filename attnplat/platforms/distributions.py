@@ -131,7 +131,7 @@ def installed_versions(names: Iterable[str], paths: Sequence[str]) -> Installed:
 def _entries(path: str) -> list[str]:
     try:
         return sorted(os.listdir(path))
-    except OSError:  # import paths may name archives, and folders that are not there
+    except (OSError, ValueError):  # import paths may name archives, and what is no path at all
         return []
 
 

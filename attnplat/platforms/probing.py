@@ -187,43 +187,40 @@ def try_package(probe: Probe, paths: Sequence[str], timeout_s: float = TIMEOUT_S
     return outcome._replace(seconds=time.monotonic() - start)
 
 
+class _Answer(NamedTuple):
+    """What the process told; `stage` is what it was about to do, "" at its end."""
+
+    stage: str
+    file: str | None
+    symbols: Mapping[str, bool]
+    effects: tuple[str, ...]
+    failure: Failure | None
+
+
 def judge(probe: Probe, module: str, run: PythonRun) -> Outcome:
     """What the process's end and its answer mean."""
     answer = _parse(run.answer)
     outcome = _judge_end(probe, module, run, answer)
-    effects = [str(e) for e in answer.get("effects") or ()]
+    effects = list(answer.effects) if answer else []
     if run.output.strip():
         effects.append("prints when it is imported")
     if run.errors.strip() and not outcome.broken:
         effects.append("writes to standard error when it is imported")
-    symbols = answer.get("symbols")
-    return outcome._replace(
-        effects=tuple(effects), symbols=symbols if isinstance(symbols, dict) else {}
-    )
+    return outcome._replace(effects=tuple(effects), symbols=answer.symbols if answer else {})
 
 
-def _judge_end(probe: Probe, module: str, run: PythonRun, answer: Mapping[str, Any]) -> Outcome:
-    stage = str(answer.get("stage") or "")
-    doing = f" ({stage})" if stage else ""
-    error = answer.get("error")
-    if isinstance(error, dict):
-        failure = Failure(
-            str(error.get("type")),
-            str(error.get("text")),
-            error.get("name"),
-            bool(error.get("is_exit")),
-        )
-        return _failed(probe, module, failure, doing)
+def _judge_end(probe: Probe, module: str, run: PythonRun, answer: _Answer | None) -> Outcome:
+    doing = f" ({answer.stage})" if answer and answer.stage else ""
+    if answer and answer.failure is not None:
+        return _failed(probe, module, answer.failure, doing)
+    if answer and not answer.stage:
+        return _judge_module(probe, module, answer)
     if run.ending is Ending.TIMED_OUT:
-        if not stage and answer:
-            return _judge_module(probe, module, answer)
         return _outcome(probe, ProbeKind.HANGS, f"{run.failure}{doing}", module)
     if run.ending is Ending.KILLED:
         return _outcome(probe, ProbeKind.CRASHES, f"{run.failure}{doing}", module)
-    if stage or not answer:
-        text = run.failure or "it ended its process without an error"
-        return _outcome(probe, ProbeKind.EXITS, f"{text}{doing}", module)
-    return _judge_module(probe, module, answer)
+    text = run.failure or "it ended its process without an error"
+    return _outcome(probe, ProbeKind.EXITS, f"{text}{doing}", module)
 
 
 def _failed(probe: Probe, module: str, failure: Failure, doing: str) -> Outcome:
@@ -239,17 +236,15 @@ def _failed(probe: Probe, module: str, failure: Failure, doing: str) -> Outcome:
     return _outcome(probe, kind, text, module)
 
 
-def _judge_module(probe: Probe, module: str, answer: Mapping[str, Any]) -> Outcome:
+def _judge_module(probe: Probe, module: str, answer: _Answer) -> Outcome:
     """Of a module that was imported: whether it is the package's own, and complete."""
-    file = answer.get("file")
-    if file is None:
+    if answer.file is None:
         text = f"the module {module} is a folder without code of its own"
         return _outcome(probe, ProbeKind.SOMETHING_ELSE, text, module)
-    if (own := _own_file(probe, module)) is not None and not _same(own, str(file)):
-        text = f"the module {module} comes from {file}, which is not {probe.distribution}'s"
+    if (own := _own_file(probe, module)) is not None and not _same(own, answer.file):
+        text = f"the module {module} comes from {answer.file}, which is not {probe.distribution}'s"
         return _outcome(probe, ProbeKind.SOMETHING_ELSE, text, module)
-    symbols = answer.get("symbols") or {}
-    lacks = [name for name in probe.spec.symbols if not symbols.get(name)]
+    lacks = [name for name in probe.spec.symbols if not answer.symbols.get(name)]
     if lacks:
         text = f"{module} has no {', '.join(lacks)}"
         return _outcome(probe, ProbeKind.MISSING_SYMBOL, text, module)
@@ -337,12 +332,31 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _parse(answer: str | None) -> Mapping[str, Any]:
+def _parse(text: str | None) -> _Answer | None:
+    """The answer; None where there is none, or what a broken package made of it."""
     try:
-        found = json.loads(answer or "")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = json.loads(text or "")
+        error = found.get("error")
+        failure = None if error is None else _failure(error)
+        return _Answer(
+            str(found["stage"]),
+            found["file"] if isinstance(found.get("file"), str) else None,
+            {str(name): there is True for name, there in found["symbols"].items()},
+            tuple(map(str, found["effects"])),
+            failure,
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+
+
+def _failure(error: Mapping[str, Any]) -> Failure:
+    name = error["name"]
+    return Failure(
+        str(error["type"]),
+        str(error["text"]),
+        name if isinstance(name, str) else None,
+        error["is_exit"] is True,
+    )
 
 
 def _one_line(text: str) -> str:
