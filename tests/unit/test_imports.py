@@ -163,6 +163,7 @@ HOMES = {
     "pynvml": Home(("attnplat.platforms.cuda.*",), INSIDE),
     "transformers": Home(("attnplat.integrations.transformers*",)),
     "huggingface_hub": Home(("attnplat.integrations.transformers.*",), INSIDE),
+    "intel_extension_for_pytorch": Home(("attnplat.platforms.cpu.impls.ipex",), INSIDE),
     "safetensors": Home(("attnplat.integrations.*",), INSIDE),
 }
 
