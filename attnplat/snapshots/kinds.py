@@ -109,7 +109,15 @@ def agree_on_kinds(outcome: Outcome, recorded: Row) -> bool:
     """Whether kind, parsed value and choice are the same, whichever the rule has."""
     if refused(outcome) or refused(recorded):
         return refused(outcome) and refused(recorded)
-    return all(outcome[field] == recorded.get(field) for field in outcome if field != "error")
+    compared = (field for field in outcome if field != "error")
+    return all(_same(outcome[field], recorded.get(field)) for field in compared)
+
+
+def _same(value: Any, recorded: Any) -> bool:
+    """Whether two values are the same; the kinds there are have no order."""
+    if isinstance(value, list) and isinstance(recorded, list):
+        return sorted(map(str, value)) == sorted(map(str, recorded))
+    return bool(value == recorded)
 
 
 _FIELDS: dict[str, Fields] = {
