@@ -226,7 +226,6 @@ def _load(
     import torch
 
     from attnplat.integrations.transformers import loading, register
-    from attnplat.integrations.transformers.weight_cache import WeightCache
 
     environment = read_env()
     source = loading.find_model(args.model)
@@ -422,9 +421,11 @@ class Report:
                 "steps": timing.steps,
                 "prefill_tokens": timing.prefill_tokens,
                 "prefill_seconds": timing.prefill_seconds,
+                "prefill_attention_seconds": timing.prefill_attention_seconds,
                 "prefill_tokens_per_second": timing.prefill_rate,
                 "decode_tokens": timing.decode_tokens,
                 "decode_seconds": timing.decode_seconds,
+                "decode_attention_seconds": timing.decode_attention_seconds,
                 "decode_tokens_per_second": timing.decode_rate,
             },
         }

@@ -15,9 +15,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from attnplat.platforms.inventory import find_libraries
+
 VOCABULARY = 97
 INITIALIZER_RANGE = 0.5
 LENGTHS = (8, 13, 11)
+CHOSEN = "CPU_ATTN" if find_libraries() else "TORCH_SDPA"
+"""What runs these models on a processor."""
 
 _DECODER = dict(
     vocab_size=VOCABULARY,

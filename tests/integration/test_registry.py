@@ -15,7 +15,7 @@ from attnplat.errors import ConfigError
 from attnplat.integrations.transformers import explain, register, verify
 from attnplat.integrations.transformers.masks import attention_mask
 from attnplat.integrations.transformers.verification import attention_modules
-from tests.integration.families import FAMILIES, build
+from tests.integration.families import CHOSEN, FAMILIES, build
 
 TINY = dict(vocab_size=97, hidden_size=64)
 
@@ -116,7 +116,7 @@ def test_a_module_that_skips_the_registry_is_named() -> None:
 def test_one_line_per_kind_of_layer() -> None:
     model = build("gemma2")
     lines = str(explain(model)).splitlines()
-    assert len(lines) == 2 and all("-> TORCH_SDPA" in line for line in lines)
+    assert len(lines) == 2 and all(f"-> {CHOSEN}" in line for line in lines)
     assert "sliding_window" in lines[0] and "float32" in lines[0]
 
 

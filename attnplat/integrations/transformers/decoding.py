@@ -35,6 +35,8 @@ class Timing:
     Attributes:
         prefill_tokens, prefill_seconds: prompt tokens computed, and the time of their steps.
         decode_tokens, decode_seconds: tokens out of the other steps, and their time.
+        prefill_attention_seconds, decode_attention_seconds: how much of each was attention, on a
+            processor; None elsewhere, where calls do not wait for the device.
         steps: all steps.
     """
 
@@ -42,6 +44,8 @@ class Timing:
     prefill_seconds: float = 0.0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
+    prefill_attention_seconds: float | None = None
+    decode_attention_seconds: float | None = None
     steps: int = 0
 
     @property
@@ -137,14 +141,15 @@ def _run(
 ) -> Iterator[NewToken]:
     while not scheduler.done:
         step = scheduler.next_step()
-        started = time.perf_counter()
+        before, started = model.attention_seconds, time.perf_counter()
         logits = model.step(
             [work.tokens for work in step],
             [work.request.computed for work in step],
             [work.request.blocks for work in step],
         )
         found = logits.argmax(-1).tolist()
-        _note(timing, step, time.perf_counter() - started)
+        seconds, after = time.perf_counter() - started, model.attention_seconds
+        _note(timing, step, seconds, None if before is None or after is None else after - before)
         for work, token in zip(step, found, strict=True):
             if not work.last:
                 scheduler.advance(work, None, stop=False)
@@ -159,7 +164,7 @@ def _run(
             yield NewToken(request.index, token, reason)
 
 
-def _note(timing: Timing, step: Sequence[Work], seconds: float) -> None:
+def _note(timing: Timing, step: Sequence[Work], seconds: float, attention: float | None) -> None:
     prompt_tokens = sum(len(work.tokens) for work in step if work.request.in_prompt)
     timing.steps += 1
     if prompt_tokens:
@@ -168,6 +173,12 @@ def _note(timing: Timing, step: Sequence[Work], seconds: float) -> None:
     else:
         timing.decode_tokens += len(step)
         timing.decode_seconds += seconds
+    if attention is None:
+        return
+    if prompt_tokens:
+        timing.prefill_attention_seconds = (timing.prefill_attention_seconds or 0.0) + attention
+    else:
+        timing.decode_attention_seconds = (timing.decode_attention_seconds or 0.0) + attention
 
 
 def complete(events: Iterator[NewToken], count: int) -> list[Completion]:

@@ -10,6 +10,7 @@ cache may be something else (a compressed latent), what it hands to attention ne
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -178,6 +179,13 @@ class LayerKindReport:
     selection: Selection
 
 
+@dataclass
+class Clock:
+    """Seconds spent in attention: planning, writing keys and values, attending."""
+
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PagedStep:
     """One step of a ragged batch, as every layer receives it.
@@ -188,6 +196,7 @@ class PagedStep:
         layers: the model's layers by index.
         caches: their keys and values.
         plans: made by the first layer of each plan key, shared by the others.
+        clock: counts the time in attention.
     """
 
     batch: Batch
@@ -195,6 +204,7 @@ class PagedStep:
     layers: Mapping[int, LayerState]
     caches: Mapping[int, KVCache]
     workspaces: dict[PlanKey, Workspace]
+    clock: Clock
     plans: dict[PlanKey, Plan] = field(default_factory=dict)
 
     def attend(self, call: DenseCall) -> torch.Tensor:
@@ -204,6 +214,7 @@ class PagedStep:
             raise UnsupportedCallError(
                 f"layer {state.index} asks for {asked} and was set up for {state.asked}"
             )
+        started = time.perf_counter()
         out = state.impl.forward(
             self._plan(state.impl),
             flat(call.query),
@@ -211,6 +222,7 @@ class PagedStep:
             kv=(flat(call.key), flat(call.value)),
             sinks=call.keywords.s_aux,
         )
+        self.clock.seconds += time.perf_counter() - started
         return out[None]
 
     def _plan(self, impl: AttentionImpl) -> Plan:
@@ -272,6 +284,7 @@ class PagedModel:
         self._specs = {i: s.impl.kv_cache_spec(self.block_size) for i, s in self.layers.items()}
         self._caches: dict[int, KVCache] = {}
         self._workspaces: dict[PlanKey, Workspace] = {}
+        self._clock = Clock()
         self.num_blocks = 0
 
     def allocate(self, num_blocks: int) -> None:
@@ -297,6 +310,12 @@ class PagedModel:
         """Where the model is."""
         device: torch.device = self.model.device
         return device
+
+    @property
+    def attention_seconds(self) -> float | None:
+        """Time spent in attention by all steps so far; None where calls do not wait for the
+        device, so that the time of a call says nothing."""
+        return self._clock.seconds if self.device.type == "cpu" else None
 
     @property
     def bytes_per_block(self) -> int:
@@ -351,6 +370,7 @@ class PagedModel:
             layers=self.layers,
             caches=self._caches,
             workspaces=self._workspaces,
+            clock=self._clock,
         )
         positions = [p for c, n in zip(contexts, seq_lens, strict=True) for p in range(c, n)]
         last = batch.query_start_loc[1:].long() - 1

@@ -18,12 +18,20 @@ from attnplat.backends.portable.catalog import (
     MLA_PREFILL,
     PLAIN_KV,
     PORTABLE,
+    SPARSE_MLA,
 )
 from attnplat.backends.portable.features import REFERENCE_INDEXER_FEATURES
-from attnplat.backends.portable.predicates import scores_blocks
-from attnplat.config.layer import IndexerConfig
+from attnplat.backends.portable.predicates import cannot_store_rows, scores_blocks
+from attnplat.config.layer import IndexerConfig, MhaConfig, SparseMlaConfig
 from attnplat.config.names import Feature, KVCacheDtype
-from attnplat.platforms.cpu.impls.features import CPU_FEATURES
+from attnplat.platforms.cpu.impls.features import (
+    CPU_FEATURES,
+    CPU_INDEXER_FEATURES,
+    ZENTORCH_FEATURES,
+)
+from attnplat.platforms.cpu.ipex import IPEX
+from attnplat.platforms.cpu.rules import ZENTORCH_TORCH, ZENTORCH_VERSION, has_another_zentorch
+from attnplat.platforms.inventory import Inventory
 
 ANY_DTYPE = OneOf(FP16, BF16, FP32)
 VECTORS = Either(Includes("avx2"), Includes("neon"))
@@ -93,6 +101,36 @@ AMX_MLA = Backend(
     graphs=GraphSupport.NEVER,
 )
 
+CPU_MLA_SPARSE = Backend(
+    name="CPU_MLA_SPARSE",
+    summary="C++ latent attention over chosen keys: rows read one by one where they lie",
+    serves=SPARSE_MLA,
+    takes={
+        "dtype": ANY_DTYPE,
+        "kv_cache_dtype": OneOf(
+            *PLAIN_KV,
+            KVCacheDtype.FLOAT32,
+            *_EIGHT_BIT_KV,
+            KVCacheDtype.FP8_DS_MLA,
+            KVCacheDtype.NVFP4_DS_MLA,
+        ),
+    },
+    features=CPU_FEATURES,
+    on={"traits": VECTORS},
+    requires=KERNELS,
+    forbids=(
+        Rule(
+            "row_size",
+            cannot_store_rows,
+            "the cache's format stores latent rows of 576 elements",
+            SparseMlaConfig(head_size=512, kv_cache_dtype=KVCacheDtype.FP8_DS_MLA),
+        ),
+    ),
+    loads="attnplat.platforms.cpu.impls.sparse:CpuSparseMlaImpl",
+    preferred_block_size=64,
+    graphs=GraphSupport.NEVER,
+)
+
 CPU_PREFILL = Backend(
     name="CPU",
     summary="C++ attention over expanded latent heads",
@@ -119,10 +157,49 @@ ZENTORCH = Backend(
     name="ZENTORCH",
     summary="zentorch's fused attention without a cache",
     serves=MHA,
-    takes={"attn_type": OneOf("encoder", "encoder_only"), "dtype": ANY_DTYPE},
-    features=frozenset({Feature.NON_CAUSAL}),
+    takes={
+        "attn_type": OneOf("encoder", "encoder_only"),
+        "dtype": ANY_DTYPE,
+        "causal": OneOf(False),
+    },
+    features=ZENTORCH_FEATURES,
     on=ON_ZEN,
     requires=(ZENTORCH_PACKAGE,),
+    forbids=(
+        Rule(
+            "zentorch_version",
+            has_another_zentorch,
+            f"its operator is known in zentorch {ZENTORCH_VERSION} beside torch {ZENTORCH_TORCH}",
+            MhaConfig(head_size=64, attn_type="encoder_only", causal=False),
+            {
+                "arch": "zen",
+                "inventory": Inventory.assume({"torch": "2.14.0", "zentorch": "2.14.0.1"}),
+            },
+        ),
+    ),
+    loads="attnplat.platforms.cpu.impls.zentorch:ZentorchImpl",
+    graphs=GraphSupport.NEVER,
+)
+
+_NO_BLOCK_SCORES = Rule(
+    "block_scores",
+    scores_blocks,
+    "the model's indexer ranks blocks of keys, and this one ranks keys",
+    IndexerConfig(head_size=128, model_type="minimax_m3", indexer_kv_dtype="bf16"),
+)
+
+CPU_INDEXER = Backend(
+    name="CPU_INDEXER",
+    summary="C++ scores of a sparse indexer, keys decoded on the way; the best without all scores",
+    serves=INDEXER,
+    takes={"indexer_kv_dtype": OneOf("bf16", "fp8", "mxfp4")},
+    features=CPU_INDEXER_FEATURES,
+    on={"traits": VECTORS},
+    requires=KERNELS,
+    forbids=(_NO_BLOCK_SCORES,),
+    reads=frozenset({"indexer_kv_dtype", "indexer_sparse_logits"}),
+    loads="attnplat.platforms.cpu.impls.indexer:CpuIndexerImpl",
+    preferred_block_size=64,
     graphs=GraphSupport.NEVER,
 )
 
@@ -132,14 +209,7 @@ REFERENCE_INDEXER = Backend(
     serves=INDEXER,
     takes={"indexer_kv_dtype": OneOf("bf16", "fp8", "mxfp4")},
     features=REFERENCE_INDEXER_FEATURES,
-    forbids=(
-        Rule(
-            "block_scores",
-            scores_blocks,
-            "the model's indexer ranks blocks of keys, and this one ranks keys",
-            IndexerConfig(head_size=128, model_type="minimax_m3", indexer_kv_dtype="bf16"),
-        ),
-    ),
+    forbids=(_NO_BLOCK_SCORES,),
     reads=frozenset({"indexer_kv_dtype", "indexer_sparse_logits"}),
     loads="attnplat.backends.portable.reference_indexer:ReferenceIndexerImpl",
     last_resort=True,
@@ -150,9 +220,12 @@ CATALOG: tuple[Backend, ...] = (
     CPU_ATTN,
     CPU_MLA,
     AMX_MLA,
+    CPU_MLA_SPARSE,
     CPU_PREFILL,
     ZEN_PREFILL,
     ZENTORCH,
+    IPEX,
+    CPU_INDEXER,
     REFERENCE_INDEXER,
     *PORTABLE,
 )

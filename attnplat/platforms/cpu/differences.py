@@ -10,18 +10,20 @@ from typing import Any
 from attnplat.backends.limits import MultipleOf, OneOf
 from attnplat.backends.portable.catalog import (
     BLOCK_SPARSE,
+    DECODER,
     FP8_KV,
     HALF_DTYPES,
     INDEXER,
     MHA,
     MLA,
     MLA_PREFILL,
+    PAGED,
     PLAIN_KV,
     STATE,
 )
 from attnplat.backends.portable.predicates import has_narrower_values, is_vision
 from attnplat.config.layer import BlockSparseConfig, IndexerConfig
-from attnplat.config.names import KVCacheDtype, Operation
+from attnplat.config.names import Feature, KVCacheDtype, Operation
 from attnplat.platforms.cpu.rules import lacks_wide_vectors
 from attnplat.platforms.differences import Difference
 from attnplat.platforms.selection import Preference, Ranked
@@ -138,7 +140,7 @@ def _order(row: Preference, ours: str, because: str, source: str = _SELECTOR) ->
     )
 
 
-def _portable(backend: str, theirs: Any, because: str) -> Difference:
+def _portable(backend: str | tuple[str, ...], theirs: Any, because: str) -> Difference:
     return Difference(
         backend=backend,
         subject="exists",
@@ -193,6 +195,29 @@ def _any_shape(backend: str | tuple[str, ...], field: str, theirs: Any, ours: st
     )
 
 
+def _class_takes(backend: str | tuple[str, ...], subject: str, theirs: Any) -> Difference:
+    return Difference(
+        backend=backend,
+        subject=subject,
+        theirs=theirs,
+        ours="whatever attnplat's kernels were written for",
+        because="the kernels are attnplat's own; vLLM's classes answer so on other platforms",
+        source="vLLM 0.33, CUDA and ROCm platforms, selector",
+    )
+
+
+_LATENT_NAMES = ("CPU_MLA", "AMX_MLA")
+_CLASSES = (
+    _class_takes("CPU_ATTN", "features", PAGED | {Feature.SLIDING_WINDOW, Feature.NON_CAUSAL}),
+    _class_takes(
+        "CPU_ATTN", "takes.kv_cache_dtype", OneOf(*PLAIN_KV, *FP8_KV, KVCacheDtype.FP8_E5M2)
+    ),
+    _class_takes(_LATENT_NAMES, "features", PAGED | {Feature.PCP}),
+    _class_takes(_LATENT_NAMES, "takes.attn_type", DECODER),
+    _class_takes("CPU_MLA", "takes.kv_cache_dtype", OneOf(KVCacheDtype.AUTO)),
+    _class_takes("AMX_MLA", "takes.kv_cache_dtype", OneOf(*PLAIN_KV)),
+)
+
 DIFFERENCES: tuple[Difference, ...] = (
     _accepts(
         "request_ignored",
@@ -219,7 +244,19 @@ DIFFERENCES: tuple[Difference, ...] = (
         "a wish is never swallowed",
     ),
     _portable("TORCH_SDPA", is_vision, "torch's own attention runs where nothing else does"),
-    _portable("REFERENCE", False, "a right answer, slowly, is better than none"),
+    _portable(
+        ("REFERENCE", "ZENTORCH", "IPEX"),
+        False,
+        "a right answer, slowly or not, is better than none",
+    ),
+    Difference(
+        backend=("CPU_MLA_SPARSE", "CPU_INDEXER"),
+        subject="exists",
+        theirs=False,
+        ours="sparse latent layers and their indexers have C++ kernels",
+        because="vLLM refuses such models on processors, or names Triton, which compiles for none",
+        source=_SELECTOR,
+    ),
     _order(
         _ATTENTION_ROW,
         "torch's attention comes behind CPU_ATTN, and every limit is asked",
@@ -249,7 +286,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     _order(
         _INDEXER_ROW,
-        "REFERENCE scores the keys, in every format",
+        "CPU_INDEXER scores the keys, in every format, and REFERENCE behind it",
         "Triton compiles for no processor",
         _MODEL_CODE,
     ),
@@ -278,6 +315,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     _any_shape(("CPU_MLA", "AMX_MLA"), "head_size", OneOf(576), "latent rows of any size"),
     _any_shape(("CPU_ATTN", "AMX_MLA"), "block_size", MultipleOf(32), "blocks of any size"),
+    _any_shape("CPU_MLA", "block_size", OneOf(16), "blocks of any size"),
+    *_CLASSES,
     *(_compiled_anywhere(name) for name in ("CPU_ATTN", "CPU_MLA", "AMX_MLA", "CPU")),
     Difference(
         backend="CPU",

@@ -38,6 +38,12 @@ PREFERENCES: tuple[Preference, ...] = (
     ),
     Preference(
         serves=SPARSE_MLA,
+        on={"traits": VECTORS},
+        order=("CPU_MLA_SPARSE", "TORCH_SDPA", "REFERENCE"),
+        because="CPU_MLA_SPARSE reads the chosen rows where they lie, in every latent format",
+    ),
+    Preference(
+        serves=SPARSE_MLA,
         order=("TORCH_SDPA", "REFERENCE"),
         because="gathering the chosen rows is cheap beside scoring all keys",
     ),
@@ -49,12 +55,22 @@ PREFERENCES: tuple[Preference, ...] = (
     ),
     Preference(
         serves=INDEXER,
+        on={"traits": VECTORS},
+        order=("CPU_INDEXER", "REFERENCE"),
+        because="CPU_INDEXER reads every format in place, and keeps the best keys alone",
+        never_first={"REFERENCE": "CPU_INDEXER takes what it takes"},
+    ),
+    Preference(
+        serves=INDEXER,
         order=("REFERENCE",),
-        because="no faster scorer for processors is here yet",
+        because="without vector instructions there is no faster scorer",
     ),
 )
 
 BY_NAME: tuple[ByName, ...] = (
+    ByName(
+        "IPEX", "its project is closed, and nothing of it is measured to be faster than CPU_ATTN"
+    ),
     ByName("ZENTORCH", "it has no cache, and its advantage over torch's kernel is not measured"),
 )
 

@@ -145,7 +145,7 @@ def test_lengths_that_do_not_fit_together_are_refused(start: list[int], lens: li
         seq_lens=torch.tensor(lens, dtype=torch.int32),
     )
     impl = CpuAttnImpl.create(step.config, "cpu")
-    with pytest.raises(ValueError, match=r"query_start_loc|seq_lens|do not fit together"):
+    with pytest.raises(ValueError, match=r"query_start_loc|seq_len|do not fit together"):
         impl.plan(batch, step.paged().pages)
 
 

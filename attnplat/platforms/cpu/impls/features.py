@@ -43,3 +43,6 @@ CPU_INDEXER_FEATURES: frozenset[Feature] = frozenset(
 )
 """DCP and PCP: a rank scores its own keys and rows up to ends that it is given, and
 `ops.topk.merge_topk` chooses among the ranks' candidates."""
+
+ZENTORCH_FEATURES: frozenset[Feature] = frozenset({Feature.NON_CAUSAL, Feature.LSE})
+"""What zentorch's operator does besides plain attention."""
