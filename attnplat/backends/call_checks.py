@@ -101,17 +101,15 @@ class CallChecks:
                 "the layer's config declares rswa; the batch must carry prefix_lens (0 for none)"
             )
 
-    def _lengths(self, batch: Batch) -> HostLengths | None:
+    def _lengths(self, batch: Batch, *, needed: bool) -> HostLengths | None:
         try:
             return batch.host_lengths()
         except HostLengthsNeededError:
-            if self.needs_host_lengths:
+            if needed:
                 raise
             return None
 
-    def _check_pages(
-        self, batch: Batch, pages: PageTable, lengths: HostLengths | None
-    ) -> Slots | None:
+    def _check_pages(self, batch: Batch, pages: PageTable, lengths: HostLengths | None) -> None:
         if not self.config.has_kv_cache:
             raise UnsupportedCallError(
                 f"a {self.config.kind.value} layer keeps no KV cache; plan without pages and "
@@ -126,13 +124,30 @@ class CallChecks:
                     f"pages.block_table has room for {room} tokens a request; seq_lens go up to "
                     f"{longest}"
                 )
-        slots = pages.slot_mapping
-        if slots is None:
+        if pages.slot_mapping is not None:
+            # Cross attention writes encoder tokens, whose rows are not the batch's query rows.
+            rows = batch.num_tokens if self.form.self_attention else None
+            self._check("pages.slot_mapping", pages.slot_mapping, (rows,), torch.int64)
+
+    def _slots(self, batch: Batch, pages: PageTable) -> Slots | None:
+        """Where the step's new tokens go."""
+        if pages.slot_mapping is None:
             return None
-        # Cross attention writes encoder tokens, whose rows are not the batch's query rows.
         own = self.form.self_attention
-        self._check("pages.slot_mapping", slots, (batch.num_tokens if own else None,), torch.int64)
-        return Slots.of(slots, batch.query_start_loc[-1] if own else None)
+        return Slots.of(pages.slot_mapping, batch.query_start_loc[-1] if own else None)
+
+    def _plan_slots(self, plan: Plan) -> Slots | None:
+        """The same of a plan: found when planning, or now where updates change it in place."""
+        if plan.in_place and plan.pages is not None:
+            return self._slots(plan.batch, plan.pages)
+        return plan.slots
+
+    def _refuse_boundless(self, pages: PageTable | None) -> None:
+        if pages is not None and pages.slot_mapping is not None and not self.form.self_attention:
+            raise UnsupportedCallError(
+                "pages.slot_mapping is for an encoder's tokens, whose number has no bound, and the "
+                "plan has bounds; write them with write_kv(cache, k, v, pages) and plan without"
+            )
 
     def _first_keys(self, batch: Batch) -> list[int]:
         start, lens = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
@@ -148,6 +163,7 @@ class CallChecks:
         plan: Plan,
         cache: KVCache | None,
         kv: NewKV | None,
+        slots: Slots | None,
     ) -> None:
         if plan.pages is not None:
             if cache is None:
@@ -155,7 +171,7 @@ class CallChecks:
             self._check_cache(cache, plan.pages)
             self._check_blocks(plan, cache)
             if kv is not None:
-                self._check_new_kv(cache, plan.pages, plan.slots, kv)
+                self._check_new_kv(cache, plan.pages, slots, kv)
             return
         if cache is not None:
             raise UnsupportedCallError("the plan was made without pages; plan(batch, pages) for it")
@@ -207,12 +223,12 @@ class CallChecks:
         slots: Slots | None,
         kv: NewKV,
     ) -> None:
-        if slots is None or pages.slot_mapping is None:
+        if pages.slot_mapping is None:
             raise UnsupportedCallError(
                 "new keys and values were given and pages.slot_mapping is None; give each its slot"
             )
         room = cache.num_blocks * pages.block_size
-        if slots.highest is not None and slots.highest >= room:
+        if slots is not None and slots.highest is not None and slots.highest >= room:
             raise PlanMismatchError(
                 f"pages.slot_mapping names slot {slots.highest}; the cache has {room}"
             )
@@ -370,7 +386,12 @@ class CallChecks:
                     )
 
     def _refuse_gradients(self, *tensors: torch.Tensor | None) -> None:
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        """Asked before anything else, of whatever was given: a compiler that cannot make a graph
+        of a call that is refused runs the call, and would try its luck with all that comes
+        before."""
+        if not torch.is_grad_enabled():
+            return
+        if any(getattr(tensor, "requires_grad", False) for tensor in tensors):
             raise UnsupportedCallError(
                 f"{self.name} computes no gradients and an input requires them; call it under "
                 "torch.inference_mode() or torch.no_grad()"

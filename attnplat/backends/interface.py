@@ -19,6 +19,7 @@ from attnplat.backends.arch import TorchArch
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
 from attnplat.backends.call_checks import CallChecks, NewKV
 from attnplat.backends.checks import check_kind, same_device, torch_dtype
+from attnplat.backends.fixed_step import FixedStep
 from attnplat.backends.form import form_of
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding, resolve_encoding
 from attnplat.backends.handle import Handle
@@ -56,6 +57,8 @@ class AttentionImpl(CallChecks, ABC):
         operations, features, encodings: what it runs. Silence means no.
         block_size, layout: what `kv_cache_spec` answers when not asked for anything.
         needs_host_lengths: it plans on the host with exact lengths.
+        updates_in_place: its plans with bounds keep their addresses, and may be recorded into a
+            device graph.
         config, device: what it was created for.
         form: the config as numbers.
         encoding: the stored format of the layer's cache.
@@ -70,6 +73,7 @@ class AttentionImpl(CallChecks, ABC):
     block_size: ClassVar[int] = 16
     layout: ClassVar[KVCacheLayout] = KVCacheLayout.LBHNC
     needs_host_lengths: ClassVar[bool] = False
+    updates_in_place: ClassVar[bool] = False
 
     def __init__(
         self, config: LayerConfig, device: torch.device | str, encoding: Encoding | str | None
@@ -196,30 +200,38 @@ class AttentionImpl(CallChecks, ABC):
         Without `pages`, keys and values come with each call (`forward(..., kv=(k, v))`).
         `workspace` is scratch that plans used one after the other may share, and that spares
         allocating it each step; without one the plan brings its own.
-        `bounds` are the limits later updates will keep. `validate` looks at values on the
-        device, too, and waits for it.
+        `validate` looks at values on the device, too, and waits for it.
+
+        `bounds` are the limits that later updates will keep. A backend that `updates_in_place`
+        then makes a plan for the largest step within them, in memory of its own: `plan.in_place`
+        is true, `plan.batch` is the step padded to the bounds (so calls bring `max_tokens` rows
+        or more), no host lengths are needed, and what has been recorded into a device graph with
+        it may be replayed after every `update`. Not so for layers of a batch-invariant run.
 
         Raises:
             UnsupportedCallError: masks in the batch that the layer did not declare, or missing
-                ones it did; pages for a layer without a cache.
+                ones it did; pages for a layer without a cache; what has no bound in a plan that
+                is in place.
             PlanMismatchError: a device or size that does not fit; a batch past its bounds.
             HostLengthsNeededError: exact lengths needed, and the batch carries none.
             WorkspaceTooSmallError: a workspace with less room left than the plan needs.
             ConfigError: with validate, a value that cannot be.
         """
-        self._check_batch(batch)
+        in_place = bounds is not None and self.updates_in_place
+        if in_place and Feature.BATCH_INVARIANCE in self.config.needs:
+            in_place = False
+        lengths = self._check_step(batch, pages, bounds, validate, in_place)
         self._check_workspace(workspace)
-        if validate:
-            # Before anything reads the values, as this tells best what is wrong with them.
-            batch.validate(self_attention=self.form.self_attention)
-        lengths = self._lengths(batch)
-        slots = None
-        if pages is not None:
-            slots = self._check_pages(batch, pages, lengths)
-        if bounds is not None and (excess := bounds.exceeded_by(batch)):
-            raise PlanMismatchError(excess)
-        if validate and pages is not None:
-            pages.validate(batch, first_keys=self._first_keys(batch))
+        slots, fixed = None, None
+        if in_place:
+            assert bounds is not None
+            fixed = FixedStep.of(batch, pages, bounds)
+            batch, pages, lengths = fixed.batch, fixed.pages, None
+            schedule = self._schedule_in_place(batch, pages, workspace)
+        else:
+            if pages is not None:
+                slots = self._slots(batch, pages)
+            schedule = self._schedule(batch, pages, lengths, workspace)
         return Plan(
             key=self.plan_key,
             batch=batch,
@@ -229,18 +241,26 @@ class AttentionImpl(CallChecks, ABC):
             bounds=bounds,
             validate=validate,
             workspace=workspace,
-            schedule=self._schedule(batch, pages, lengths, workspace),
+            schedule=schedule,
+            fixed=fixed,
         )
 
     def update(self, plan: Plan, batch: Batch, pages: PageTable | None = None) -> Plan:
         """The plan for the next step within the same bounds.
 
-        A backend with a graph contract writes into the plan's own tensors and returns the
-        same plan; others return a new one. The old plan must not be used again.
+        A plan that is `in_place` is filled anew and returned: every address stays, no memory is
+        allocated, nothing is waited for, and what a refused update was given leaves no trace.
+        Call it before a replay, on the replay's stream. Otherwise the answer is a new plan. Either
+        way the old step can no longer be run.
 
-        Raises as `plan` does; PlanMismatchError also for a plan of another key.
+        Raises as `plan` does; PlanMismatchError also for a plan of another key, and for a step
+        with other optional masks than a plan in place was made with.
         """
         self._check_key(plan)
+        if plan.fixed is not None:
+            self._check_step(batch, pages, plan.bounds, plan.validate, True)
+            plan.fixed.fill(batch, pages)
+            return plan
         return self.plan(
             batch,
             pages,
@@ -248,6 +268,30 @@ class AttentionImpl(CallChecks, ABC):
             bounds=plan.bounds,
             validate=plan.validate,
         )
+
+    def _check_step(
+        self,
+        batch: Batch,
+        pages: PageTable | None,
+        bounds: BatchBounds | None,
+        validate: bool,
+        in_place: bool,
+    ) -> HostLengths | None:
+        """The step's exact lengths, where the host has them, if nothing is wrong with it."""
+        self._check_batch(batch)
+        if validate:
+            # Before anything reads the values, as this tells best what is wrong with them.
+            batch.validate(self_attention=self.form.self_attention)
+        lengths = self._lengths(batch, needed=self.needs_host_lengths and not in_place)
+        if pages is not None:
+            self._check_pages(batch, pages, lengths)
+        if bounds is not None and (excess := bounds.exceeded_by(batch)):
+            raise PlanMismatchError(excess)
+        if in_place:
+            self._refuse_boundless(pages)
+        if validate and pages is not None:
+            pages.validate(batch, first_keys=self._first_keys(batch))
+        return lengths
 
     def write_kv(
         self,
@@ -269,12 +313,13 @@ class AttentionImpl(CallChecks, ABC):
         Raises as `forward` does.
         """
         scales = {"k_scale": k_scale, "v_scale": v_scale}
+        self._refuse_gradients(k, v)
         if torch.compiler.is_compiling():
             operators.call_write_kv(self, cache, k, v, where, scales)
             return
         if isinstance(where, Plan):
             self._check_key(where)
-            pages, slots = where.pages, where.slots
+            pages, slots = where.pages, self._plan_slots(where)
         else:
             check_kind("where", where, PageTable)
             pages = where
@@ -283,7 +328,6 @@ class AttentionImpl(CallChecks, ABC):
         assert pages is not None
         self._check_new_kv(cache, pages, slots, (k, v))
         self._check_scales(True, scales)
-        self._refuse_gradients(k, v)
         assert slots is not None
         with torch.no_grad():
             self._write_new(cache, (k, v), slots, **scales)
@@ -378,17 +422,17 @@ class AttentionImpl(CallChecks, ABC):
             "topk_indices": topk_indices,
         }
         scales = {"k_scale": k_scale, "v_scale": v_scale}
+        self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias, out, lse)
         if torch.compiler.is_compiling():
-            self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias, out, lse)
             out, lse = self._results(q, out, lse, return_lse)
             operators.call_forward(self, plan, q, cache, kv, {**options, **scales}, out, lse)
             return (out, lse) if return_lse else out  # type: ignore[return-value]
         self._check_key(plan)
-        self._check_source(plan, cache, kv)
+        slots = None if kv is None else self._plan_slots(plan)
+        self._check_source(plan, cache, kv, slots)
         self._check_options(plan, options)
         self._check_scales(plan.pages is not None, scales)
         self._check_rows(plan, q, out, lse, return_lse)
-        self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias, out, lse)
         if out is not None or lse is not None:
             new = dict(zip(("k", "v"), kv or (), strict=False))
             self._check_results_apart(out, lse, cache, {"q": q, **new, **options, **scales})
@@ -397,8 +441,8 @@ class AttentionImpl(CallChecks, ABC):
         call = Call(q=q, cache=cache, k=k, v=v, out=out, lse=lse, **options, **scales)
         with torch.no_grad(), _no_autocast(q.device.type):
             if cache is not None and kv is not None:
-                assert plan.slots is not None
-                self._write_new(cache, kv, plan.slots, **scales)
+                assert slots is not None
+                self._write_new(cache, kv, slots, **scales)
             self._attend(plan, call)
         if return_lse:
             assert lse is not None
@@ -461,6 +505,14 @@ class AttentionImpl(CallChecks, ABC):
         """Write new tokens to their slots; all has been checked. Default: `cache.write`."""
         k, v = kv
         cache.write(k, v, slots, **scales)
+
+    def _schedule_in_place(
+        self, batch: Batch, pages: PageTable | None, workspace: Workspace | None
+    ) -> Schedule:
+        """The backend's part of a plan that is updated in place: it reads the tensors of `batch`
+        and `pages` when it runs, and nothing of what they hold now. Only for a backend that says
+        `updates_in_place`."""
+        raise NotImplementedError(f"{self.name} has no plans that are updated in place")
 
     @abstractmethod
     def _attend(self, plan: Plan, call: Call) -> None:

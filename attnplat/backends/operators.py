@@ -123,12 +123,23 @@ def _impl(layer: Handle) -> AttentionImpl:
 def _cache(cache: Handle, views: tuple[Tensor | None, ...]) -> KVCache:
     """The cache in the memory that the graph names, which is its own or a compiler's copy."""
     own = cache.owner(KVCache, "cache")
-    k, v, k_scales, v_scales = views
-    same = k is own.k and (v is own.v or v is None)
-    if same and k_scales is own.k_scales and v_scales is own.v_scales:
+    if all(map(_is_same, views, own.views)):
         return own
+    k, v, k_scales, v_scales = views
     assert k is not None
     return KVCache(k=k, v=v, k_scales=k_scales, v_scales=v_scales, spec=own.spec)
+
+
+def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two views are one, or are alike on the same memory, as a compiler makes them."""
+    if one is other or one is None or other is None:
+        return one is other
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.dtype is other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )
 
 
 # Telling torch -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
+from attnplat.backends.fixed_step import FixedStep
 from attnplat.backends.form import MaskRules
 from attnplat.backends.formats.encodings import Encoding
 from attnplat.backends.handle import Handle
@@ -57,6 +58,7 @@ class Plan:
         validate: whether values are looked at, too.
         workspace: the caller's, or None.
         schedule: the backend's own part.
+        fixed: the memory that updates fill, where they are in place.
         handle: what stands for the plan in a compiled graph.
     """
 
@@ -69,10 +71,16 @@ class Plan:
     validate: bool
     workspace: Workspace | None
     schedule: Schedule
+    fixed: FixedStep | None = None
     handle: Handle = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "handle", Handle(self))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether `update` fills this plan anew, as a device graph needs it, or makes another."""
+        return self.fixed is not None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

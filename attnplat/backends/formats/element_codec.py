@@ -14,6 +14,7 @@ answers change between versions. Rules of encoding, for every element:
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 
@@ -31,8 +32,8 @@ def encode_elements(element: Minifloat | Integer, x: torch.Tensor) -> torch.Tens
     # Below the smallest normal number, 2^lowest, codes are as far apart as just above it.
     lowest, highest = 1 - element.bias, math.frexp(element.largest)[1] - 1
     exponent = torch.frexp(magnitude.clamp(min=2.0**lowest)).exponent - 1
-    per_step = [2.0 ** (element.mantissa_bits - e) for e in range(lowest, highest + 1)]
-    steps = torch.tensor(per_step, dtype=x.dtype, device=x.device)[exponent - lowest]
+    per_step = tuple(2.0 ** (element.mantissa_bits - e) for e in range(lowest, highest + 1))
+    steps = constants(per_step, x.dtype, x.device)[exponent - lowest]
     # A count of steps that rounds up to the next power of two is the next exponent's first code.
     code = (magnitude * steps).round().int() + (exponent - lowest << element.mantissa_bits)
     signed = torch.signbit(x)
@@ -46,8 +47,20 @@ def decode_elements(
     element: Minifloat | Integer, codes: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """The numbers that `codes` (uint8) stand for, exactly, in `dtype`."""
-    values = [element.value(code) for code in range(1 << element.bits)]
-    return torch.tensor(values, dtype=dtype, device=codes.device)[codes.int()]
+    return constants(_values(element), dtype, codes.device)[codes.int()]
+
+
+@cache
+def _values(element: Minifloat | Integer) -> tuple[float, ...]:
+    return tuple(element.value(code) for code in range(1 << element.bits))
+
+
+@cache
+def constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of these numbers, made once per device: making it waits for the device, and
+    cannot be recorded into a device graph. Not to be written."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def pack(element: Minifloat | Integer, codes: torch.Tensor) -> torch.Tensor:

@@ -9,11 +9,18 @@ import math
 
 import torch
 
-from attnplat.backends.formats.element_codec import decode_elements, encode_elements
+from attnplat.backends.formats.element_codec import (
+    constants,
+    decode_elements,
+    encode_elements,
+)
 from attnplat.backends.formats.elements import E4M3FN, Integer, Minifloat
 from attnplat.backends.formats.facts import SMALLEST_NORMAL, Scale, ScaleDtype, ScaleRule
 
 ZERO_POINT_BITS = 0xF
+
+_E8M0 = (*(math.ldexp(1.0, byte - 127) for byte in range(255)), math.nan)
+"""What each byte of a power-of-two scale means."""
 
 
 def store_scales(
@@ -56,8 +63,7 @@ def read_scales(
     if scale.dtype is ScaleDtype.E4M3FN:
         return decode_elements(E4M3FN, stored.squeeze(-1), dtype), None
     if scale.dtype is ScaleDtype.E8M0:
-        values = [math.ldexp(1.0, byte - 127) for byte in range(255)] + [math.nan]
-        table = torch.tensor(values, dtype=torch.float64, device=stored.device)
+        table = constants(_E8M0, torch.float64, stored.device)
         return table.to(dtype)[stored.squeeze(-1).int()], None
     # A copy, because a view as float32 asks for a start that 4 divides.
     words = stored.clone(memory_format=torch.contiguous_format).view(torch.int32).squeeze(-1)

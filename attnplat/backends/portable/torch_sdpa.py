@@ -33,6 +33,7 @@ from attnplat.backends.portable.dense import (
 from attnplat.backends.portable.features import PORTABLE_OPERATIONS, TORCH_SDPA_FEATURES
 from attnplat.backends.portable.gather import highest_block, planes_of
 from attnplat.backends.portable.groups import Group, Grouping, Tile, make_mask
+from attnplat.backends.portable.in_place import InPlaceRun, InPlaceSchedule
 from attnplat.backends.portable.masks import HostMasks
 from attnplat.backends.portable.waves import WAVE_ELEMENTS, Heads, Part, Wave, waves_of
 from attnplat.backends.workspace import ALIGNMENT, Workspace
@@ -67,6 +68,7 @@ class TorchSdpaImpl(AttentionImpl):
         name for name, format in FORMATS.items() if not format.keys_only and not format.scales_apart
     )
     needs_host_lengths = True
+    updates_in_place = True
 
     @cached_property
     def fused(self) -> bool:
@@ -130,8 +132,16 @@ class TorchSdpaImpl(AttentionImpl):
             highest_block=highest_block(g.blocks for g in groups),
         )
 
+    def _schedule_in_place(
+        self, batch: Batch, pages: PageTable | None, workspace: Workspace | None
+    ) -> InPlaceSchedule:
+        return InPlaceSchedule(batch=batch, pages=pages)
+
     def _attend(self, plan: Plan, call: Call) -> None:
         schedule = plan.schedule
+        if isinstance(schedule, InPlaceSchedule):
+            InPlaceRun(self.form, self.encoding, self.dtype, schedule, call).attend()
+            return
         assert isinstance(schedule, SdpaSchedule)
         planes = planes_of(call)
         with schedule.scratch.borrowed():
@@ -198,6 +208,11 @@ class TorchSdpaImpl(AttentionImpl):
             return empty, q.new_full(q.shape[:-1], float("-inf"), dtype=accumulator(q.dtype))
         group = part.group
         mask = None if tile.complete or tile.square else self._mask(group, tile, call)
+        if mask is not None and self.form.batch_masks and self.device.type != "cpu":
+            # The host cannot see these masks, so keys have been copied that no query sees:
+            # what they hold is the caller's to leave, and a weight of 0 would not stop NaN.
+            seen = mask.visible.any(1)[:, None, :, None]
+            k, v = torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
         if self.fused:
             return fused_attention(
                 q,

@@ -52,7 +52,7 @@ _AXES: dict[KVCacheLayout, tuple[int, int, int]] = {
 }
 """Where block, head and token are among the dimensions of one layer's view."""
 
-_NOTHING_GIVEN = {None}
+_NOTHING_GIVEN = {type(None)}
 
 MOST_PARTIALS = 4 << 20
 """Floats of partial results that a schedule makes at most."""
@@ -263,7 +263,8 @@ class CpuAttnImpl(AttentionImpl):
     ) -> Any:
         """As the base has it. The checks of an ordinary call are made here once more, in few
         steps: a small model's decode takes less time than checking it at length."""
-        ordinary = not return_lse and (not options or set(options.values()) == _NOTHING_GIVEN)
+        nothing = not options or set(map(type, options.values())) == _NOTHING_GIVEN
+        ordinary = nothing and not return_lse
         if not ordinary or not self._is_ordinary(plan, q, cache, kv, out):
             return super().forward(plan, q, cache, kv=kv, out=out, return_lse=return_lse, **options)
         assert cache is not None and isinstance(plan.schedule, CpuSchedule)
