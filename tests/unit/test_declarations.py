@@ -136,10 +136,17 @@ def _with(inventory: Inventory, requires: tuple[Package, ...]) -> Inventory:
 
 
 def home_worlds(entry: Entry) -> Iterator[World]:
-    """The devices that a backend is for."""
-    for world in worlds(entry.platform):
-        if all(limit.accepts(getattr(world.device, n)) for n, limit in entry.backend.on.items()):
-            yield stocked(entry.backend, world)
+    """The devices that a backend is for, with everything installed; then with what its rules'
+    examples assume, since some kernels run beside one version only."""
+    home = [
+        world
+        for world in worlds(entry.platform)
+        if all(limit.accepts(getattr(world.device, n)) for n, limit in entry.backend.on.items())
+    ]
+    yield from (stocked(entry.backend, world) for world in home)
+    assumed = [rule.example_world.get("inventory") for rule in entry.backend.forbids]
+    for inventory in filter(None, assumed):
+        yield from (stocked(entry.backend, world.replace(inventory=inventory)) for world in home)
 
 
 def made(operation: Operation, **values: Any) -> LayerConfig | None:
