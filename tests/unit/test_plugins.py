@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from attnplat.config.entry_points import declared, parse
+from attnplat.config.entry_points import GROUPS, declared, parse
 from tests.unit.plugin_sites import CATALOG, LAST, PREFERENCES, ask, install, install_backend, run
 
 LAYER = "attnplat.MhaConfig(head_size=64, num_heads=4, num_kv_heads=2)"
@@ -74,6 +76,12 @@ def test_of_a_distribution_that_is_installed_twice_the_first_counts(tmp_path: Pa
         install_backend(tmp_path / folder, "twice", "TWICE_ATTN", version=version)
     (found,) = declared([str(tmp_path / "first"), str(tmp_path / "second")]).entry_points
     assert found.version == "2.0"
+
+
+@given(st.text(alphabet="[]attnpl.bckeds=:# \n\t\x00é", max_size=200))
+def test_no_text_of_entry_points_is_an_error(text: str) -> None:
+    for group, name, package in parse("[attnplat.backends]\n" + text):
+        assert group in GROUPS and isinstance(name, str) and isinstance(package, str)
 
 
 # --- what a plugin adds ----------------------------------------------------------------------

@@ -11,6 +11,7 @@ from attnplat.config.layer import MhaConfig
 from attnplat.config.names import KVCacheDtype
 from attnplat.platforms.cpu.impls.ipex_facts import (
     IPEX_FEATURES,
+    IPEX_LAYOUTS,
     IPEX_TORCH,
     IPEX_VERSION,
     MOST_GROUPED_HEADS,
@@ -36,6 +37,11 @@ def has_large_groups(config: Any, world: World) -> bool:
     return bool(config.num_heads > MOST_GROUPED_HEADS * config.num_kv_heads)
 
 
+def has_negative_scale(config: Any, world: World) -> bool:
+    """The layer's scale is not positive."""
+    return config.scale is not None and config.scale <= 0
+
+
 IPEX = Backend(
     name="IPEX",
     summary="Intel's retired extension: attention in place over pages, decoding in fixed parts",
@@ -58,6 +64,13 @@ IPEX = Backend(
             {"inventory": Inventory.assume({"torch": "2.13.0+cpu", DISTRIBUTION: IPEX_VERSION})},
         ),
         Rule(
+            "negative_scale",
+            has_negative_scale,
+            "its kernel for prompts gives infinities for a scale below 0",
+            MhaConfig(head_size=64, scale=-0.3),
+            {"inventory": Inventory.assume(_PAIR)},
+        ),
+        Rule(
             "group_size",
             has_large_groups,
             f"its scratch has room for {MOST_GROUPED_HEADS} query heads a key head",
@@ -66,6 +79,7 @@ IPEX = Backend(
         ),
     ),
     loads="attnplat.platforms.cpu.impls.ipex:IpexImpl",
+    kv_layouts=IPEX_LAYOUTS,
     preferred_block_size=16,
     graphs=GraphSupport.NEVER,
 )

@@ -2,9 +2,10 @@
 
 Its functions have the signatures of that release. They compute what it computes, in float32, and
 refuse what it refuses; what it takes and then gets wrong, or reads beyond its own memory for, they
-refuse too, so that an adapter that passes here never relies on it. Where the facts are from:
-its Python sources (signatures, dtypes of codes), its open CPU kernels (partitions of 128 tokens,
-scratch for 16 heads a group, no check of negative slots or of requests without keys).
+refuse too, so that an adapter that passes here never relies on it. Where the facts are from: its
+Python sources (signatures, dtypes), its open CPU kernels (partitions of 128 tokens, scratch for 16
+heads a group, no check of requests without keys), and the release itself, run beside torch 2.8
+(strides that it does not look at, scales below 0).
 """
 
 from __future__ import annotations
@@ -131,11 +132,13 @@ class PagedAttention:
         for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
             require(cache.dim() == 4, f"{name} is [num_blocks, num_heads, block_size, head_size]")
             require(cache.dtype == query.dtype, f"{name} has the dtype of query")
-            require(cache.stride(-1) == 1, f"{name} has contiguous rows")
+            in_order = (cache.shape[3], 1)
+            require(cache.stride()[2:] == in_order, f"{name}: other strides are not looked at")
             require(cache.shape[3] == query.shape[2], f"{name} has the head size of query")
         groups, rest = divmod(query.shape[1], key_cache.shape[1])
         require(rest == 0 and groups <= MOST_GROUPED_HEADS, "scratch is for 16 heads a group")
         require(type(scale) is float and type(softcap) is float, "scale and softcap are floats")
+        require(scale > 0, "a scale below 0 gives infinities")
         require(softcap == -1.0 or softcap > 0, "softcap is positive, or -1 for none")
         require(block_tables.dim() == 2, "block_tables is [requests, most blocks]")
         check_integers("block_tables", block_tables, tuple(block_tables.shape), torch.int32)

@@ -95,6 +95,8 @@ class IpexImpl(AttentionImpl):
                 f"{self.name} stores keys as {form.dtype.value}, the layer's dtype; the cache's "
                 f"encoding is {self.encoding.value}"
             )
+        if form.scale <= 0:
+            raise ConfigError(f"{self.name} takes a positive scale; the layer's is {form.scale}")
         if form.group_size > MOST_GROUPED_HEADS or form.head_size != form.v_head_size:
             raise ConfigError(
                 f"{self.name} takes up to {MOST_GROUPED_HEADS} query heads a key head, and values "
@@ -154,10 +156,10 @@ class IpexImpl(AttentionImpl):
     def _attend(self, plan: Plan, call: Call) -> None:
         schedule = plan.schedule
         assert isinstance(schedule, IpexSchedule)
-        k, v = self._planes(plan, schedule, call)
+        planes = self._planes(plan, schedule, call)
         cap = -1.0 if self.form.logits_soft_cap is None else self.form.logits_soft_cap
         if (share := schedule.decoding) is not None:
-            q = call.q[share.rows]
+            q, (k, v, blocks) = call.q[share.rows], _in_order(planes, share.blocks)
             out = torch.empty_like(q)
             self._paged.single_query_cached_kv_attention(
                 out,
@@ -166,7 +168,7 @@ class IpexImpl(AttentionImpl):
                 v,
                 self._head_mapping,
                 self.form.scale,
-                share.blocks,
+                blocks,
                 share.seq_lens,
                 schedule.block_size,
                 share.most_keys,
@@ -175,7 +177,7 @@ class IpexImpl(AttentionImpl):
             )
             call.out[share.rows] = out
         if (share := schedule.prompts) is not None:
-            q = call.q[share.rows]
+            q, (k, v, blocks) = call.q[share.rows], _in_order(planes, share.blocks)
             out = torch.empty_like(q)
             self._paged.flash_attn_varlen_func(
                 out,
@@ -188,7 +190,7 @@ class IpexImpl(AttentionImpl):
                 share.most_keys,
                 self.form.scale,
                 True,
-                share.blocks,
+                blocks,
                 None,
                 softcap=cap,
             )
@@ -206,6 +208,18 @@ class IpexImpl(AttentionImpl):
             k, v = call.cache.gather(plan.pages, schedule.copied, dtype=call.q.dtype)
         assert k is not None and v is not None
         return k[:, :, None].contiguous(), v[:, :, None].contiguous()
+
+
+def _in_order(
+    planes: tuple[torch.Tensor, torch.Tensor], blocks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys, values and the table of blocks, as they are where the tokens of a head lie one after
+    the other; else a copy of the blocks that are read, and their numbers in it."""
+    k, v = planes
+    if all(plane.stride()[2:] == (plane.shape[3], 1) for plane in planes):
+        return k, v, blocks
+    used, numbers = torch.unique(blocks, return_inverse=True)
+    return k[used].contiguous(), v[used].contiguous(), numbers.int()
 
 
 def _blocks(

@@ -26,6 +26,11 @@ MOST_GROUPED_HEADS = 16
 """Query heads of one key head that its scratch has room for. Nothing checks that, either."""
 
 
+IPEX_LAYOUTS = ("LBHNC", "LHBNC", "BLHNC", "BHLNC")
+"""KV-cache layouts that its kernels read in place: the tokens of a head one after the other. For
+prompts it does not look at the distance between tokens; with others it is wrong without a word."""
+
+
 def is_pair(extension: str, torch: str) -> bool:
     """Whether these are the versions that are known, local labels such as `+cpu` left out."""
     return extension.partition("+")[0] == IPEX_VERSION and torch.startswith(f"{IPEX_TORCH}.")
