@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from attnplat.cli.main import EXIT_NO, EXIT_OK
 from attnplat.cli.tables import print_table
 from attnplat.errors import ConflictError
 from attnplat.platforms.differences import RULE_SETS
 from attnplat.snapshots.check import Tally, check, decide, read_cases, write_cases
+from attnplat.snapshots.kind import Row
+
+_SHOWN_EVERY = 500
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Decide, write or compare; 1 when a compared row differs."""
     if args.check and args.out:
         raise ConflictError("--check compares and --out writes; give one of the two")
-    rows = (row for path in args.cases for row in read_cases(path))
+    rows = _watched(row for path in args.cases for row in read_cases(path))
     if args.check:
         tally = check(rows, args.rules)
         _print_tally(tally, args.json)
@@ -47,6 +52,18 @@ def run(args: argparse.Namespace) -> int:
     for row in decided:
         print(json.dumps(row))
     return EXIT_OK
+
+
+def _watched(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows; where someone watches, how many have been decided is shown meanwhile."""
+    if not sys.stderr.isatty():
+        yield from rows
+        return
+    for count, row in enumerate(rows):
+        if count % _SHOWN_EVERY == 0:
+            print(f"\r{count} rows decided", end="", file=sys.stderr, flush=True)
+        yield row
+    print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _print_tally(tally: Tally, as_json: bool) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -345,6 +348,20 @@ def test_every_recorded_sort_of_row_is_decided_under_each_rule_set(path, rules):
             seen.add(sort)
             decide(row, rules)
     assert seen
+
+
+def test_who_watches_sees_how_far_it_is_and_nobody_else_does(tmp_path):
+    path = tmp_path / "cases.jsonl"
+    write_cases(path, [{**ON, "mamba_type": "MAMBA1", "batch_invariant": False}] * 501)
+    command = [sys.executable, "-m", "attnplat", "select", "--cases", str(path)]
+    reader, terminal = os.openpty()
+    with os.fdopen(reader, "rb", buffering=0) as shown:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, check=True)
+        os.close(terminal)
+        assert shown.read(4096) == b"\r0 rows decided\r500 rows decided\r\x1b[K"
+    assert len(done.stdout.splitlines()) == 501
+    quiet = subprocess.run(command, capture_output=True, check=True)
+    assert (quiet.stdout, quiet.stderr) == (done.stdout, b"")
 
 
 # Rows that nobody has recorded ------------------------------------------------------------------
