@@ -160,6 +160,8 @@ class Backend:
         last_resort: chosen automatically only where the platform's tables allow it.
         mark: how far its claims have been proven; derived from `loads` unless given.
         half_of: names of the backends a composite routes between.
+        portable: its kernels are compiled for the device when they are used, or torch's own, so
+            that it is trusted with an architecture that attnplat does not know.
 
     `takes`, `features`, `on`, `kv_layouts`, `preferred_block_size` and `graphs` may be, or
     hold, `Cases` that depend on the world; `resolve(world)` settles them.
@@ -181,6 +183,7 @@ class Backend:
     last_resort: bool = False
     mark: Mark = Mark.KNOWN
     half_of: tuple[str, ...] = ()
+    portable: bool = False
     _cases: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
     _last_rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False, default=())
 
@@ -249,6 +252,10 @@ class Backend:
     def standing_reasons(self, world: World) -> tuple[Rejection, ...]:
         """What speaks against every layer in `world`: its device and its packages."""
         reasons: list[Rejection] = []
+        if not (self.portable or world.device.known or _is_asked_for(self.name, world)):
+            known = "architectures that attnplat knows, unless it is asked for by name"
+            arch = world.device.arch
+            reasons.append(Rejection(self.name, "device", "arch", arch, known, "device"))
         limits: Mapping[str, Any] = self.on
         for name, limit in limits.items():
             value = getattr(world.device, name)
@@ -348,6 +355,13 @@ def wanted_features(config: LayerConfig, world: World, cached: bool) -> frozense
 _CACHE_FEATURES = frozenset(
     {Feature.KV_CONNECTOR, Feature.DCP, Feature.PCP, Feature.ADAPTIVE_VERIFICATION}
 )
+
+
+def _is_asked_for(name: str, world: World) -> bool:
+    """Whether the user's wishes name a backend, for any layer."""
+    wishes = world.wishes
+    named = (wishes.backend, wishes.mla_prefill_backend, *dict(wishes.backend_per_kind).values())
+    return name in named
 
 
 def missing_package(package: Package, world: World) -> str | None:

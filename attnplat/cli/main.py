@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,10 @@ def program() -> int:
     """`attnplat` as a process of its own."""
     # What imports leave behind is not garbage; looking for some takes a tenth of a light start.
     gc.set_threshold(50_000)
+    for stream in (sys.stdout, sys.stderr):
+        # A name of a device or a folder may hold what a terminal's encoding has not.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     return main()
 
 

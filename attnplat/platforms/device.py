@@ -30,6 +30,8 @@ class DeviceInfo:
         cores: processors this process may run on (CPU only), or None.
         simulated: True when nobody has seen such a device here.
         notes: what detection found odd, one sentence each.
+        known: False for an architecture that attnplat has no facts of; only backends that are
+            compiled for the device when they are used are chosen on it.
     """
 
     platform: str
@@ -42,6 +44,7 @@ class DeviceInfo:
     cores: int | None = None
     simulated: bool = False
     notes: tuple[str, ...] = ()
+    known: bool = True
 
     @property
     def major(self) -> int | None:
@@ -64,4 +67,5 @@ class DeviceInfo:
             "cores": self.cores,
             "simulated": self.simulated,
             "notes": list(self.notes),
+            "known": self.known,
         }

@@ -48,6 +48,8 @@ def as_torch_reads() -> tuple[int, ...]:
 def test_every_list_gives_the_devices_that_torch_would_see(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
+    if {"GPU-", "MIG-"} & {item.strip() for item in text.split(",")}:
+        return  # torch takes it for a prefix of every device, and CUDA for no device
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
     try:
         expected = as_torch_reads()

@@ -172,6 +172,21 @@ def test_cuda_visible_devices_is_obeyed_as_cuda_reads_it(
     assert [d.index for d in devices] == list(range(len(names)))
 
 
+# How many devices the driver counted under each list, on a machine with one.
+DRIVER_COUNTED = {
+    **dict.fromkeys(("0", "0,1", "0,-1", "0x0", "00", " 0", "0gpu", "+0", "-0"), 1),
+    **dict.fromkeys(("", "-1", "0,0", "1", "none", ",0", "GPU-", "GPU-ffff"), 0),
+    **dict.fromkeys((H200.uuid, H200.uuid[:8], f"0,{H200.uuid}"), 1),
+    **dict.fromkeys((f"{H200.uuid},{H200.uuid[:9]}", f"{H200.uuid.lower()[:4]}3a,0"), 0),
+    f"MIG-{H200.uuid}": 0,
+}
+
+
+@pytest.mark.parametrize("visible", DRIVER_COUNTED)
+def test_lists_give_as_many_devices_as_the_driver_counted(visible: str) -> None:
+    assert len(detect.detect_devices(machine(H200, visible=visible))) == DRIVER_COUNTED[visible]
+
+
 @pytest.mark.parametrize(
     ("visible", "noted"),
     [

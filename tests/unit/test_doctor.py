@@ -185,6 +185,27 @@ def test_an_unwritable_cache_folder_is_told_with_the_fix(answer: Ask, tmp_path: 
     assert "ATTNPLAT_CACHE_DIR" in finding["fix"]
 
 
+@pytest.mark.parametrize("encoding", [b"ascii", b"cp1252", b"utf-8"])
+def test_names_that_a_terminal_cannot_write_are_written_all_the_same(
+    encoding: bytes, tmp_path: Path
+) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff\xe6\xb8\xac"
+    for options in ([], ["--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "attnplat", "doctor", *options],
+            env={
+                **os.environb,
+                b"ATTNPLAT_CACHE_DIR": folder,
+                b"CUDA_VISIBLE_DEVICES": b"\xff",
+                b"PYTHONIOENCODING": encoding,
+            },
+            capture_output=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert b"xff" in done.stdout or b"udcff" in done.stdout
+
+
 def test_without_torch_the_fix_is_named() -> None:
     found = findings(examine(real(cpu.simulate("amx")), Inventory.assume()))
     assert [(f.level, f.fix) for f in found] == [("warning", "pip install torch")]

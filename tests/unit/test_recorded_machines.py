@@ -39,6 +39,7 @@ class Truth(NamedTuple):
 
 TRUTHS = {
     "h100_x8": Truth("cuda:sm90", 79.6, None, {"cuda": 8}),
+    "h200_vm": Truth("cuda:sm90", 140.4, None, {"cuda": 1}),
     "gb200_x4": Truth("cuda:sm100", 185.0, None, {"cuda": 4}),
     "jetson_orin": Truth("cuda:sm87", 61.4, None, {"cuda": 1}),
     "jetson_xavier_without_nvml": Truth(

@@ -127,9 +127,24 @@ def test_an_unknown_architecture_gets_a_careful_choice_and_the_reason(
     platform = platform_for("gfx942" if name.startswith("gfx") else "sm90")
     selection = platform.replace(device=replace(device, simulated=simulated)).select(LAYER)
     assert selection.chosen is not None
-    assert simulated or selection.chosen.name == "TORCH_SDPA"
+    assert selection.chosen.portable
+    assert all(backend.portable for backend in selection.accepted)
+    if simulated and name.startswith("sm"):
+        assert selection.chosen.name == "TRITON_ATTN"
     assert not SPECIAL & {b.name for b in selection.accepted}
     assert note in selection.explain()
+
+
+@pytest.mark.parametrize(("name", "backend"), [("sm107", "FLASHINFER"), ("gfx1399", "ROCM_ATTN")])
+def test_who_asks_for_a_backend_by_name_gets_it_on_an_unknown_architecture(
+    name: str, backend: str
+) -> None:
+    automatic = platform_for(name).select(LAYER)
+    reasons = map(str, automatic.rejections[backend])
+    assert any("architectures that attnplat knows, unless it is asked for" in r for r in reasons)
+    asked = platform_for(name).select(LAYER, AttentionConfig(backend=backend))
+    assert asked.chosen is not None
+    assert asked.chosen.name == backend
 
 
 def test_an_unknown_amd_part_is_not_taken_for_the_oldest_of_cdna() -> None:

@@ -7,6 +7,7 @@ between vendors the difference is a trait of the device, asked by a named predic
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from attnplat.backends.backend import Backend, GraphSupport, Package, Rule
 from attnplat.backends.limits import AtLeast, Cases, MultipleOf, MultipleOfAny, OneOf, Required
@@ -353,8 +354,14 @@ STATE_BACKENDS = (
     ),
 )
 
-PORTABLE = (TORCH_SDPA, REFERENCE)
-PORTABLE_GPU = (
+
+def _portable(*backends: Backend) -> tuple[Backend, ...]:
+    """The same backends, trusted with architectures that nobody knows yet."""
+    return tuple(replace(backend, portable=True) for backend in backends)
+
+
+PORTABLE = _portable(TORCH_SDPA, REFERENCE)
+PORTABLE_GPU = _portable(
     TRITON_ATTN,
     TRITON_ATTN_DIFFKV,
     TRITON_MLA,

@@ -115,4 +115,5 @@ def make_device(
         memory_bytes=memory_bytes,
         simulated=simulated,
         notes=notes,
+        known=capability in ARCHES,
     )

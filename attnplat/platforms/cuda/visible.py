@@ -46,4 +46,5 @@ def _leading_number(item: str) -> int | None:
 
 def _by_uuid(item: str, uuids: Sequence[str]) -> int | None:
     matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(item)]
-    return matches[0] if len(matches) == 1 else None
+    # CUDA takes a prefix of some digits; torch takes one of none, too.
+    return matches[0] if len(matches) == 1 and len(item) > len("GPU-") else None

@@ -122,4 +122,5 @@ def make_device(
         memory_bytes=memory_bytes,
         simulated=simulated,
         notes=notes,
+        known=arch in ARCHES,
     )
