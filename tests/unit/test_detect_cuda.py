@@ -571,6 +571,27 @@ def test_a_container_that_shows_only_its_hosts_driver_has_no_device_and_starts_n
     assert "not in this container" in found.notes[0]
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        Module(init=LibraryNotFound("NVML Shared Library Not Found")),
+        Module(init=RuntimeError("Driver Not Loaded")),
+        Module(init=PermissionError("Insufficient Permissions")),
+        Module(init=RuntimeError("Driver/library version mismatch")),
+        Module(count=RuntimeError("Unknown Error")),
+        Module(count=0),
+        Module(count=1, lost=frozenset({0})),
+    ],
+)
+def test_where_nvml_gives_nothing_torch_does_and_both_are_told(module: Module) -> None:
+    reading = nvml.read_nvml(module)
+    told = TorchReading("cuda", (TorchDevice("NVIDIA H200", (9, 0), 150 * GIB),))
+    probes = Recorded(reading, files=("/dev/nvidiactl",), told=told)
+    (device,) = detect.detect(probes, may_ask_torch=True).devices
+    assert device.arch == "sm90"
+    assert (reading.failure or "NVML reports no device") in device.notes[0]
+
+
 def test_torch_and_nvml_that_disagree_are_recorded() -> None:
     told = TorchReading("cuda", (TorchDevice("NVIDIA L4", (8, 9), 24 * GIB),))
     probes = Recorded(NvmlReading(), files=("/dev/nvidiactl",), told=told)

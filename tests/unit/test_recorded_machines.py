@@ -18,6 +18,7 @@ from attnplat.cli import doctor
 from attnplat.cli.examination import Examination, Trial, examine
 from attnplat.cli.findings import findings
 from attnplat.platforms.distributions import Installed
+from attnplat.platforms.plugins import Plugin, Problem
 from attnplat.platforms.probe_outcome import ProbeKind
 from tests.unit.recorded_machines import NAMES, Recorded, recorded
 
@@ -245,6 +246,18 @@ def test_the_schema_refuses_what_is_not_of_its_form(change: dict[str, Any], tmp_
     good = report(looked_at("apple_m4", tmp_path))
     with pytest.raises(ValidationError):
         VALIDATOR.validate({**good, **change})
+
+
+def test_plugins_of_every_kind_are_of_the_committed_form(tmp_path: Path) -> None:
+    bad = Problem("import", "it raises KeyError", "update it")
+    plugins = (
+        Plugin("a-plugin", "1.0", "a_plugin", ("A_ATTN",), ()),
+        Plugin("b-plugin", "", "b_plugin", (), (), problem=bad, advice=bad),
+    )
+    examination = examine(recorded("graviton4", tmp_path)._replace(plugins=lambda: plugins))
+    VALIDATOR.validate(report(examination))
+    texts = [f.text for f in findings(examination)]
+    assert "plugin b-plugin is set aside: it raises KeyError" in texts
 
 
 def test_this_machines_report_is_of_the_committed_form() -> None:
