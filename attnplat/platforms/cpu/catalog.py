@@ -28,9 +28,11 @@ from attnplat.platforms.cpu.impls.features import (
     CPU_FEATURES,
     CPU_INDEXER_FEATURES,
     ZENTORCH_FEATURES,
+    ZENTORCH_TORCH,
+    ZENTORCH_VERSION,
 )
 from attnplat.platforms.cpu.ipex import IPEX
-from attnplat.platforms.cpu.rules import ZENTORCH_TORCH, ZENTORCH_VERSION, has_another_zentorch
+from attnplat.platforms.cpu.rules import has_another_zentorch
 from attnplat.platforms.inventory import Inventory
 
 ANY_DTYPE = OneOf(FP16, BF16, FP32)

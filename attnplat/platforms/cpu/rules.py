@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnplat.platforms.cpu.impls.features import ZENTORCH_TORCH, ZENTORCH_VERSION
 from attnplat.platforms.device import PlatformName
 from attnplat.platforms.world import World
 
@@ -11,11 +12,6 @@ from attnplat.platforms.world import World
 def lacks_wide_vectors(world: World) -> bool:
     """The processor has no 512-bit vectors, which AMX comes with."""
     return world.device.platform == PlatformName.CPU and "avx512" not in world.device.traits
-
-
-ZENTORCH_VERSION = "2.13.0.2"
-ZENTORCH_TORCH = "2.13"
-"""The one build of zentorch whose operator ZENTORCH calls, and the minor of torch it is for."""
 
 
 def has_another_zentorch(config: Any, world: World) -> bool:

@@ -18,8 +18,8 @@ import torch
 
 from attnplat.config.names import Feature
 from attnplat.errors import ConfigError, PackageError
+from attnplat.platforms.cpu.impls.features import ZENTORCH_TORCH, ZENTORCH_VERSION
 from attnplat.platforms.cpu.impls.zentorch import OPERATOR, ZentorchImpl, load_operator
-from attnplat.platforms.cpu.rules import ZENTORCH_TORCH, ZENTORCH_VERSION
 from tests.execution.cases import Step, assert_close, layer, make_step, run, run_plan
 from tests.execution.cpu.steps import same
 

@@ -46,3 +46,7 @@ CPU_INDEXER_FEATURES: frozenset[Feature] = frozenset(
 
 ZENTORCH_FEATURES: frozenset[Feature] = frozenset({Feature.NON_CAUSAL, Feature.LSE})
 """What zentorch's operator does besides plain attention."""
+
+ZENTORCH_VERSION = "2.13.0.2"
+ZENTORCH_TORCH = "2.13"
+"""The one build of zentorch whose operator ZENTORCH calls, and the minor of torch it is for."""

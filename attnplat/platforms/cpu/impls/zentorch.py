@@ -23,8 +23,11 @@ from attnplat.backends.workspace import Workspace
 from attnplat.config.layer import LayerConfig
 from attnplat.config.names import AttnType, Operation
 from attnplat.errors import ConfigError, PackageError
-from attnplat.platforms.cpu.impls.features import ZENTORCH_FEATURES
-from attnplat.platforms.cpu.rules import ZENTORCH_TORCH, ZENTORCH_VERSION
+from attnplat.platforms.cpu.impls.features import (
+    ZENTORCH_FEATURES,
+    ZENTORCH_TORCH,
+    ZENTORCH_VERSION,
+)
 
 OPERATOR = (
     "zentorch::zentorch_sdpa(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
