@@ -17,7 +17,7 @@ from attnplat.config.run import RunContext
 from attnplat.config.serial import layer_from_dict
 from attnplat.errors import ConfigError, ConflictError
 from attnplat.platforms import current_platform, platform_for
-from attnplat.platforms.explain import describe, describe_device, plan_advice
+from attnplat.platforms.explain import describe, describe_device, plan_remarks
 from attnplat.platforms.planning import ModelPlan, PlannedLayer, changes_since
 from attnplat.platforms.platform import Platform
 
@@ -207,9 +207,7 @@ def _print_matrix(
     rows.append(["KV cache", *shared])
     print_table(rows, ["layer", *(f"{p.device.platform}:{p.device.arch}" for p in platforms)])
     for platform, plan in zip(platforms, plans, strict=True):
-        for line in (*plan.notes, *plan.failures):
-            print("\n" + line)
-        told = plan_advice(plan)
+        told = plan_remarks(plan)
         if told:
             print("\n".join(["", f"{platform.device.platform}:{platform.device.arch}:", *told]))
 

@@ -66,10 +66,14 @@ def explain_plan(plan: ModelPlan) -> str:
             lines.append(f"  -> {_planned_line(layer)}")
     if plan.layout is not None:
         lines.append(f"KV cache: layout {plan.layout}, {plan.block_size} tokens per block")
-    lines += [f"note: {note}" for note in plan.notes]
-    lines += plan.failures
-    lines += plan_advice(plan)
-    return "\n".join(lines)
+    return "\n".join([*lines, *plan_remarks(plan)])
+
+
+def plan_remarks(plan: ModelPlan) -> list[str]:
+    """What is to be said of a plan: of its device, of what was given up, what failed, advice."""
+    noted = [note for layer in plan.layers[:1] for note in layer.selection.world.device.notes]
+    notes = [f"note: {note}" for note in (*noted, *plan.notes)]
+    return [*notes, *plan.failures, *plan_advice(plan)]
 
 
 def plan_advice(plan: ModelPlan) -> list[str]:

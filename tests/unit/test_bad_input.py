@@ -114,6 +114,15 @@ def test_an_architecture_of_tomorrow_gets_a_careful_choice_that_says_so(capsys, 
     assert selection.ok and not written_for & {b.name for b in selection.accepted}
 
 
+def test_a_model_on_such_devices_is_told_so_too(capsys):
+    for devices in (["sm130"], ["sm130", "gfx9999"]):
+        code, out, _ = explain(
+            capsys, "--model", "deepseek-v3", *(a for d in devices for a in ("--device", d))
+        )
+        assert code == 0
+        assert out.count("is not an architecture that attnplat knows") == len(devices)
+
+
 def test_a_wish_that_no_layer_of_the_sort_reads_is_told(capsys):
     wish = "--attention-config.mla_prefill_backend"
     code, out, _ = explain(capsys, *LAYER, wish, "TRTLLM_RAGGED")
