@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -136,11 +137,16 @@ class CallChecks:
         own = self.form.self_attention
         return Slots.of(pages.slot_mapping, batch.query_start_loc[-1] if own else None)
 
-    def _plan_slots(self, plan: Plan) -> Slots | None:
-        """The same of a plan: found when planning, or now where updates change it in place."""
-        if plan.in_place and plan.pages is not None:
-            return self._slots(plan.batch, plan.pages)
-        return plan.slots
+    def _plan_slots(self, plan: Plan, k: torch.Tensor) -> Slots | None:
+        """The same of a plan, for the rows of `k`: found when planning, or now where updates
+        change it in place."""
+        if not plan.in_place or plan.pages is None or plan.pages.slot_mapping is None:
+            return plan.slots
+        # A call may bring fewer rows than the bounds allow.
+        rows = len(k) if isinstance(k, torch.Tensor) and k.dim() else 0
+        return self._slots(
+            plan.batch, replace(plan.pages, slot_mapping=plan.pages.slot_mapping[:rows])
+        )
 
     def _refuse_boundless(self, pages: PageTable | None) -> None:
         if pages is not None and pages.slot_mapping is not None and not self.form.self_attention:
@@ -171,7 +177,7 @@ class CallChecks:
             self._check_cache(cache, plan.pages)
             self._check_blocks(plan, cache)
             if kv is not None:
-                self._check_new_kv(cache, plan.pages, slots, kv)
+                self._check_new_kv(cache, plan.pages, slots, kv, plan)
             return
         if cache is not None:
             raise UnsupportedCallError("the plan was made without pages; plan(batch, pages) for it")
@@ -222,6 +228,7 @@ class CallChecks:
         pages: PageTable,
         slots: Slots | None,
         kv: NewKV,
+        plan: Plan | None,
     ) -> None:
         if pages.slot_mapping is None:
             raise UnsupportedCallError(
@@ -232,9 +239,11 @@ class CallChecks:
             raise PlanMismatchError(
                 f"pages.slot_mapping names slot {slots.highest}; the cache has {room}"
             )
-        self._check_kv(kv, len(pages.slot_mapping))
+        count = len(pages.slot_mapping)
+        in_place = plan is not None and plan.in_place
+        self._check_kv(kv, range(plan.num_rows, count + 1) if plan and in_place else count)
 
-    def _check_kv(self, kv: NewKV, rows: int | range | None) -> None:
+    def _check_kv(self, kv: NewKV, rows: Size) -> None:
         k, v = kv
         form = self.form
         shape = (rows, form.num_kv_heads, form.head_size)
@@ -269,13 +278,14 @@ class CallChecks:
             if given[name] is not None:
                 self._check(name, given[name], (form.num_heads,), FLOATS)
         if given["topk_indices"] is not None:
-            shape = (at_least(plan.batch.num_tokens), None)
+            shape = (at_least(plan.num_rows), None)
             self._check("topk_indices", given["topk_indices"], shape, torch.int32)
         if (bias := given["position_bias"]) is not None:
             self._check("position_bias", bias, self._bias_shape(plan, bias), FLOATS)
 
     def _bias_shape(self, plan: Plan, bias: torch.Tensor) -> tuple[Size, ...]:
-        queries, keys = plan.batch.max_query_len, plan.batch.max_seq_len
+        sizes = plan.batch if plan.fixed is None else plan.fixed.sizes
+        queries, keys = sizes.max_query_len, sizes.max_seq_len
         if (lengths := plan.lengths) is not None:
             queries = max(map(lengths.query_len, range(len(lengths.seq_lens))), default=0)
             keys = max(lengths.seq_lens, default=0)
@@ -318,7 +328,7 @@ class CallChecks:
         return_lse: bool,
     ) -> None:
         """The tensors with a row per query."""
-        form, rows = self.form, at_least(plan.batch.num_tokens)
+        form, rows = self.form, at_least(plan.num_rows)
         self._check("q", q, (rows, form.num_heads, form.head_size), self.dtype, rows_matter=True)
         if out is not None:
             shape = (rows, form.num_heads, form.v_head_size)

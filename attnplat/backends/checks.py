@@ -167,7 +167,8 @@ def describe_shape(shape: tuple[Size, ...]) -> str:
         if size is None:
             words.append("any")
         elif isinstance(size, range):
-            words.append(f"at least {size.start}")
+            most = f"{size.start} to {size.stop - 1}"
+            words.append(f"at least {size.start}" if size.stop == LARGEST else most)
         else:
             words.append(str(size))
     return f"[{', '.join(words)}]"

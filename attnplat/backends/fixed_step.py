@@ -18,7 +18,7 @@ from attnplat.errors import PlanMismatchError, UnsupportedCallError
 _OPTIONAL = ("causal", "prefix_lens", "tree_mask", "kv_start_loc")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class FixedStep:
     """One step, and room for every other one within the same bounds.
 
@@ -26,10 +26,12 @@ class FixedStep:
         batch: the step padded to the bounds: requests beyond its own are empty, rows beyond are
             padding. Its tensors stay where they are.
         pages: likewise; columns beyond the step's own table are -1. None without pages.
+        sizes: of the step at hand, as the host knows them.
     """
 
     batch: Batch
     pages: PageTable | None
+    sizes: BatchBounds
 
     @classmethod
     def of(cls, batch: Batch, pages: PageTable | None, bounds: BatchBounds) -> FixedStep:
@@ -37,7 +39,8 @@ class FixedStep:
 
         Raises as `fill` does.
         """
-        fixed = cls(batch=_room(batch, bounds), pages=_table_room(pages, bounds))
+        room = _room(batch, bounds)
+        fixed = cls(batch=room, pages=_table_room(pages, bounds), sizes=_sizes(batch))
         fixed.fill(batch, pages)
         return fixed
 
@@ -69,6 +72,7 @@ class FixedStep:
                 kept[n:].zero_()
         if pages is not None:
             self._fill_pages(pages)
+        self.sizes = _sizes(batch)
 
     def _fill_pages(self, pages: PageTable) -> None:
         own = self.pages
@@ -113,6 +117,15 @@ class FixedStep:
                 f"pages.block_table has {pages.block_table.shape[1]} columns; the rolling table "
                 f"that the plan was made with has {most}"
             )
+
+
+def _sizes(batch: Batch) -> BatchBounds:
+    return BatchBounds(
+        max_reqs=batch.num_reqs,
+        max_tokens=batch.num_tokens,
+        max_query_len=batch.max_query_len,
+        max_seq_len=batch.max_seq_len,
+    )
 
 
 def _same_fields(

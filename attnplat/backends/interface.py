@@ -204,9 +204,10 @@ class AttentionImpl(CallChecks, ABC):
 
         `bounds` are the limits that later updates will keep. A backend that `updates_in_place`
         then makes a plan for the largest step within them, in memory of its own: `plan.in_place`
-        is true, `plan.batch` is the step padded to the bounds (so calls bring `max_tokens` rows
-        or more), no host lengths are needed, and what has been recorded into a device graph with
-        it may be replayed after every `update`. Not so for layers of a batch-invariant run.
+        is true, `plan.batch` is the step padded to the bounds, no host lengths are needed, and
+        what has been recorded into a device graph with it may be replayed after every `update`.
+        A recorded call serves steps of as many rows as it brought: `max_tokens` for all. Not so
+        for layers of a batch-invariant run.
 
         Raises:
             UnsupportedCallError: masks in the batch that the layer did not declare, or missing
@@ -317,16 +318,17 @@ class AttentionImpl(CallChecks, ABC):
         if torch.compiler.is_compiling():
             operators.call_write_kv(self, cache, k, v, where, scales)
             return
+        plan: Plan | None
         if isinstance(where, Plan):
             self._check_key(where)
-            pages, slots = where.pages, self._plan_slots(where)
+            pages, slots, plan = where.pages, self._plan_slots(where, k), where
         else:
             check_kind("where", where, PageTable)
-            pages = where
+            pages, plan = where, None
             slots = None if where.slot_mapping is None else Slots.of(where.slot_mapping)
         self._check_cache(cache, pages)
         assert pages is not None
-        self._check_new_kv(cache, pages, slots, (k, v))
+        self._check_new_kv(cache, pages, slots, (k, v), plan)
         self._check_scales(True, scales)
         assert slots is not None
         with torch.no_grad():
@@ -428,7 +430,7 @@ class AttentionImpl(CallChecks, ABC):
             operators.call_forward(self, plan, q, cache, kv, {**options, **scales}, out, lse)
             return (out, lse) if return_lse else out  # type: ignore[return-value]
         self._check_key(plan)
-        slots = None if kv is None else self._plan_slots(plan)
+        slots = None if kv is None else self._plan_slots(plan, kv[0])
         self._check_source(plan, cache, kv, slots)
         self._check_options(plan, options)
         self._check_scales(plan.pages is not None, scales)

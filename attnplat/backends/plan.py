@@ -82,6 +82,11 @@ class Plan:
         """Whether `update` fills this plan anew, as a device graph needs it, or makes another."""
         return self.fixed is not None
 
+    @property
+    def num_rows(self) -> int:
+        """Query rows of the step, padding included: what a call brings, or more."""
+        return self.batch.num_tokens if self.fixed is None else self.fixed.sizes.max_tokens
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:

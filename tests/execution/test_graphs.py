@@ -15,7 +15,13 @@ from attnplat.backends.kv_cache import KVCache
 from attnplat.backends.portable.torch_sdpa import TorchSdpaImpl
 from attnplat.config.layer import MlaConfig
 from attnplat.config.names import Feature
-from attnplat.errors import AttnplatError, ConfigError, PlanMismatchError, UnsupportedCallError
+from attnplat.errors import (
+    AttnplatError,
+    ConfigError,
+    PlanMismatchError,
+    TensorError,
+    UnsupportedCallError,
+)
 from tests.execution.cases import IMPLS, Paged, Step, assert_close, layer, make_step, run
 from tests.execution.fuzz import random_step
 from tests.execution.test_against_definition import MASKS, SCORES
@@ -335,12 +341,25 @@ def test_what_has_no_bound_is_refused_with_bounds() -> None:
         impl.plan(cross.batch, cross.paged().pages, bounds=BOUNDS)
 
 
-def test_a_call_brings_as_many_rows_as_the_bounds() -> None:
-    step, paged = steps()[0]
-    impl = TorchSdpaImpl.create(step.config, "cpu")
-    plan = impl.plan(step.batch, pages_of(paged), bounds=BOUNDS)
-    with pytest.raises(PlanMismatchError, match=r"q has shape \[3, 4, 16\]; expected \[at least 9"):
-        impl.forward(plan, step.q, paged.cache)
+def test_a_call_brings_the_rows_of_the_step_at_hand_or_more() -> None:
+    made = steps()
+    impl = TorchSdpaImpl.create(made[0][0].config, "cpu")
+    plan = impl.plan(made[0][0].batch, made[0][1].pages, bounds=BOUNDS)
+    for step, paged in made:
+        impl.update(plan, step.batch, paged.pages)
+        few, many = len(step.q), BOUNDS.max_tokens
+        expected = impl.forward(plan, padded(step.q, many), paged.cache)[:few]
+        assert torch.equal(impl.forward(plan, step.q, paged.cache), expected)
+        new = torch.randn(2, few, 2, 16)
+        impl.write_kv(paged.cache, *new, plan)
+        if few:
+            with pytest.raises(TensorError, match=rf"q has shape .* expected \[at least {few}"):
+                impl.forward(plan, step.q[:-1], paged.cache)
+        for rows in (few - 1, many + 1):
+            wrong = torch.zeros(max(rows, 0), 2, 16)
+            if rows >= 0:
+                with pytest.raises(TensorError, match=rf"k has shape \[{rows}"):
+                    impl.write_kv(paged.cache, wrong, wrong, plan)
 
 
 def test_where_the_host_can_see_it_a_block_that_is_not_there_is_refused() -> None:

@@ -58,14 +58,14 @@ class Rows:
     source: torch.Tensor
 
     @classmethod
-    def of(cls, form: AttentionForm, batch: Batch) -> Rows:
-        """The rows of the step that `batch` holds now."""
+    def of(cls, form: AttentionForm, batch: Batch, most: int) -> Rows:
+        """The rows of the step that `batch` holds now, which are `most` at most."""
         device, count = batch.device, batch.max_query_len
         start = batch.query_start_loc.long()
         first, query_len = start[:-1, None], start.diff()[:, None]
         seq_len = batch.seq_lens.long()[:, None]
         index = torch.arange(count, device=device)
-        source = (first + index).clamp(max=max(batch.num_tokens - 1, 0))
+        source = (first + index).clamp(max=most - 1)
         context = seq_len - query_len
         causal, prefix, tree = batch.causal, batch.prefix_lens, batch.tree_mask
         queries = Queries(
@@ -104,12 +104,18 @@ class InPlaceRun:
     schedule: InPlaceSchedule
     call: Call
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that may be real: the bound, or all that the call brought."""
+        named = [self.call.q, self.call.topk_indices]
+        return min(self.schedule.batch.num_tokens, *(len(t) for t in named if t is not None))
+
     def attend(self) -> None:
         """Write `call.out` and `call.lse`, real rows only."""
         batch, call, form = self.schedule.batch, self.call, self.form
-        if batch.num_tokens == 0 or batch.num_reqs == 0:
+        if self.num_rows == 0 or batch.num_reqs == 0:
             return
-        rows = Rows.of(form, batch)
+        rows = Rows.of(form, batch, self.num_rows)
         group = (form.num_kv_heads, form.group_size)
         q = call.q[rows.source].unflatten(2, group).transpose(1, 2).contiguous()
         topk = None if call.topk_indices is None else call.topk_indices[rows.source]
@@ -148,15 +154,15 @@ class InPlaceRun:
         """Each real row from its request; what is behind the real rows stays."""
         batch, call = self.schedule.batch, self.call
         start = batch.query_start_loc.long()
-        row = torch.arange(batch.num_tokens, device=batch.device)
+        row = torch.arange(self.num_rows, device=batch.device)
         request = torch.searchsorted(start[1:], row, right=True).clamp(max=batch.num_reqs - 1)
         index = (row - start[request]).clamp(0, batch.max_query_len - 1)
         real = row < start[-1]
-        kept = call.out[: batch.num_tokens]
+        kept = call.out[: self.num_rows]
         found = out[request, index].to(kept.dtype)
         kept.copy_(torch.where(real[:, None, None], found, kept))
         if call.lse is not None:
-            kept = call.lse[: batch.num_tokens]
+            kept = call.lse[: self.num_rows]
             kept.copy_(torch.where(real[:, None], lse[request, index].to(kept.dtype), kept))
 
     # Keys ------------------------------------------------------------------------------------
