@@ -22,6 +22,7 @@ class Finding(NamedTuple):
 
 # What a note says -> what to do; the first that fits.
 _DEVICE_FIXES: tuple[tuple[str, str], ...] = (
+    ("/usr/lib/wsl/", "attnplat doctor --probe asks torch, as attnplat itself does"),
     ("Driver/library version mismatch", "the driver was updated: reboot, or reload its modules"),
     ("Driver Not Loaded", "load the driver (modprobe nvidia); after a kernel update, reinstall it"),
     ("Insufficient Permissions", "add the user to the group that owns /dev/nvidiactl"),
@@ -32,6 +33,11 @@ _DEVICE_FIXES: tuple[tuple[str, str], ...] = (
     ("has none, so that nothing", "create slices (nvidia-smi mig -cgi), or switch MIG off"),
     ("torch was not asked", "attnplat doctor --probe asks torch, as attnplat itself does"),
     ("the control group", "set OMP_NUM_THREADS to the cores shown, or torch starts more threads"),
+    ("could be any of", "give more of the device's UUID"),
+    ("names a device twice", "name each device once"),
+    ("names no", "nvidia-smi -L and rocminfo tell the devices' names and order"),
+    ("one MIG slice", "start a process for each slice"),
+    ("HSA_OVERRIDE_GFX_VERSION", "unset it where the device's own architecture is supported"),
     ("may not be read", "pass /dev/kfd and /sys/class/kfd to the container"),
 )
 

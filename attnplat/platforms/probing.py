@@ -215,12 +215,9 @@ def _judge_end(probe: Probe, module: str, run: PythonRun, answer: _Answer | None
         return _failed(probe, module, answer.failure, doing)
     if answer and not answer.stage:
         return _judge_module(probe, module, answer)
-    if run.ending is Ending.TIMED_OUT:
-        return _outcome(probe, ProbeKind.HANGS, f"{run.failure}{doing}", module)
-    if run.ending is Ending.KILLED:
-        return _outcome(probe, ProbeKind.CRASHES, f"{run.failure}{doing}", module)
+    kinds = {Ending.TIMED_OUT: ProbeKind.HANGS, Ending.KILLED: ProbeKind.CRASHES}
     text = run.failure or "it ended its process without an error"
-    return _outcome(probe, ProbeKind.EXITS, f"{text}{doing}", module)
+    return _outcome(probe, kinds.get(run.ending, ProbeKind.EXITS), f"{text}{doing}", module)
 
 
 def _failed(probe: Probe, module: str, failure: Failure, doing: str) -> Outcome:

@@ -54,7 +54,7 @@ TRUTHS = {
         "cuda:sm80", 19.5, None, {"cuda": 1}, (("the time of 8 of 96", "OMP_NUM_THREADS"),)
     ),
     "wsl_nvidia": Truth(
-        "cpu:avx512_bf16", 31.3, 24, {}, (("Driver Not Loaded); torch was not asked", "modprobe"),)
+        "cpu:avx512_bf16", 31.3, 24, {}, (("Driver Not Loaded); torch was not asked", "--probe"),)
     ),
     "mi300x_x8": Truth(
         "rocm:gfx942", 192.0, None, {"rocm": 8}, (("amd-aiter is installed", "ATTNPLAT_AITER=1"),)
@@ -65,7 +65,7 @@ TRUTHS = {
         15.9,
         None,
         {"rocm": 1},
-        (("HSA_OVERRIDE_GFX_VERSION=12.0.0 makes a gfx1201 pass for a gfx1200", ""),),
+        (("HSA_OVERRIDE_GFX_VERSION=12.0.0 makes a gfx1201 pass for a gfx1200", "unset it"),),
     ),
     "wsl_amd": Truth(
         "cpu:avx2", 15.6, 16, {}, (("shows no KFD topology; torch was not asked", "--probe"),)
