@@ -69,12 +69,14 @@ class PluginBackend(Backend):
         self, ask: Callable[..., tuple[Rejection, ...]], *args: Any, **kwargs: Any
     ) -> tuple[Rejection, ...]:
         if self.unusable:
-            return (Rejection(self.name, "plugin", "plugin", self.plugin, self.unusable, "device"),)
+            return (self._rejection(self.unusable),)
         try:
             return ask(*args, **kwargs)
         except Exception as error:
-            why = self._failed("its declaration", error)
-            return (Rejection(self.name, "plugin", "plugin", self.plugin, why, "device"),)
+            return (self._rejection(self._failed("its declaration", error)),)
+
+    def _rejection(self, why: str) -> Rejection:
+        return Rejection(self.name, "package", self.plugin, None, why, "device")
 
     def _failed(self, what: str, error: BaseException) -> str:
         return failed(self.plugin, what, error)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from attnplat.config.backend_names import IN_TREE, is_canonical
+from attnplat.config.backend_names import IN_TREE, is_canonical, join_plugins
 from attnplat.config.entry_points import BACKENDS, PLATFORMS, Declared, EntryPoint, declared
 from attnplat.config.env import read_env
 from attnplat.errors import AttnplatError
@@ -185,6 +185,7 @@ def _memory() -> dict[Any, tuple[Plugin, ...]]:
 
 
 def _look_at(found: Declared, again: bool) -> tuple[Plugin, ...]:
+    join_plugins()
     plugins = []
     taken: dict[str, str] = {}
     for plugin, folder in _grouped(found):

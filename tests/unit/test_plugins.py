@@ -330,13 +330,15 @@ def test_a_backend_of_a_plugin_that_is_set_aside_is_refused_with_its_reason(site
         site,
         f"""
         import attnplat
+        from attnplat.cli.check import backends_here
         selection = attnplat.platform_for("cpu:avx2").select(
             {LAYER}, attnplat.AttentionConfig(backend="broken_attn"))
-        print(json.dumps([selection.ok, selection.failure()]))
+        print(json.dumps([selection.ok, selection.failure(), backends_here("cpu")]))
         """,
     )
     assert told[0] is False
     assert "ImportError: no libfoo; update or uninstall broken" in told[1]
+    assert "BROKEN_ATTN" not in told[2] and "TORCH_SDPA" in told[2], "`attnplat check` goes on"
 
 
 def test_declarations_that_raise_when_asked_refuse_and_harm_nobody(site: Path) -> None:
@@ -359,6 +361,23 @@ def test_declarations_that_raise_when_asked_refuse_and_harm_nobody(site: Path) -
     assert "RULE_ATTN: its declaration in the plugin bad-rule 1.0 failed with Attr" in told[1]
 
 
+def test_a_plugin_that_does_not_answer_in_time_is_slow(site: Path) -> None:
+    install_backend(site, "slow", "SLOW_ATTN", contract="import time; time.sleep(60)\n")
+    told = ask(
+        site,
+        """
+        from attnplat.platforms.plugin_trial import try_plugin
+        print(json.dumps(try_plugin("slow", "slow 1.0", ["SLOW_ATTN"], [], limit_s=1.0)))
+        """,
+    )
+    assert told[1:] == [
+        "slow",
+        "importing the plugin slow 1.0 takes longer than 1 s",
+        "update or uninstall slow",
+    ]
+
+
+@pytest.mark.slow
 def test_a_slow_plugin_is_set_aside_and_the_wait_is_not_repeated(site: Path) -> None:
     install_backend(site, "slow", "SLOW_ATTN", contract="import time; time.sleep(60)\n")
     install_backend(site, "sound", "SOUND_ATTN")
