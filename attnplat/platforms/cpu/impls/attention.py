@@ -313,7 +313,7 @@ class CpuAttnImpl(AttentionImpl):
         highest = plan.schedule.highest_block
         if highest is None or highest >= cache.num_blocks or cache.k.device != self.device:
             return False
-        if not _is_plain(q, self.dtype, tokens, form.num_heads, form.head_size):
+        if _plain_rows(q, self.dtype, form.num_heads, form.head_size) < tokens:
             return False
         if out is not None and not self._is_ordinary_out(plan, q, cache, kv, out):
             return False
@@ -324,8 +324,8 @@ class CpuAttnImpl(AttentionImpl):
     ) -> bool:
         """Whether `out` is packed, in memory of its own."""
         form = self.form
-        shape = (plan.batch.num_tokens, form.num_heads, form.v_head_size)
-        if not _is_plain(out, self.dtype, *shape) or not out.is_contiguous():
+        rows = _plain_rows(out, self.dtype, form.num_heads, form.v_head_size)
+        if rows < plan.batch.num_tokens or not out.is_contiguous():
             return False
         own = out.untyped_storage().data_ptr()
         others = (q, cache.k, cache.v, *(kv or ()))
@@ -340,16 +340,11 @@ class CpuAttnImpl(AttentionImpl):
             return False
         if slots.highest >= cache.num_blocks * plan.pages.block_size:
             return False
-        heads = form.num_kv_heads
-        if not _is_plain(k, self.dtype, rows, heads, form.head_size) or k.shape[0] != rows:
+        if _plain_rows(k, self.dtype, form.num_kv_heads, form.head_size) != rows:
             return False
-        if form.values_in_keys:
-            return v is None
-        return (
-            v is not None
-            and _is_plain(v, self.dtype, rows, heads, form.v_head_size)
-            and v.shape[0] == rows
-        )
+        if form.values_in_keys or v is None:
+            return form.values_in_keys and v is None
+        return _plain_rows(v, self.dtype, form.num_kv_heads, form.v_head_size) == rows
 
     def _front(self, q: torch.Tensor, cache: KVCache, out: torch.Tensor) -> bytes:
         q_token, q_head, _ = q.stride()
@@ -475,23 +470,19 @@ class CpuPrefillImpl(CpuAttnImpl):
     operations = frozenset({Operation.MLA_PREFILL})
 
 
-def _is_plain(tensor: torch.Tensor, dtype: torch.dtype, rows: int, heads: int, size: int) -> bool:
-    """Whether a tensor of the host has so many rows or more, packed, and nothing asks for its
-    gradient."""
+def _plain_rows(tensor: torch.Tensor, dtype: torch.dtype, heads: int, size: int) -> int:
+    """Rows of a tensor of the host, [rows, heads, size], whose last dimension is packed and of
+    which nobody wants the gradient; -1 for any other."""
     if type(tensor) is not torch.Tensor or tensor.dtype is not dtype or tensor.dim() != 3:
-        return False
-    if tensor.layout is not torch.strided or tensor.is_neg():
-        return False
-    shape = tensor.shape
-    return (
-        shape[0] >= rows
-        and shape[1] == heads
-        and shape[2] == size
-        and tensor.is_cpu
-        and not tensor.is_neg()
-        and (size == 1 or tensor.stride(2) == 1)
-        and not (tensor.requires_grad and torch.is_grad_enabled())
-    )
+        return -1
+    if tensor.layout is not torch.strided or tensor.is_neg() or not tensor.is_cpu:
+        return -1
+    rows, own_heads, own_size = tensor.shape
+    if own_heads != heads or own_size != size or (size > 1 and tensor.stride(2) != 1):
+        return -1
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return -1
+    return rows
 
 
 def _address(tensor: torch.Tensor | None, kept: list[torch.Tensor]) -> int:
