@@ -28,10 +28,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = {
     "attnplat": [sys.executable, "-m", "attnplat"],
+    "documents": [sys.executable, "-m", "attnplat.testing.documents"],
     "make": ["make", "--no-print-directory"],
 }
 FILES = {
-    "docs/backends.md": "attnplat backends --markdown",
+    "docs/backends.md": "attnplat backends --markdown --records conformance/records",
+    "docs/conformance.md": "documents conformance",
+    "docs/numerics.md": "documents numerics",
     "docs/selection-differences.md": "attnplat backends --differences --markdown",
 }
 BLOCK = re.compile(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from attnplat.cli.main import EXIT_OK
 from attnplat.cli.tables import print_table
 from attnplat.config.names import Operation
+from attnplat.errors import ConfigError
 from attnplat.platforms import platform_names
 from attnplat.platforms.feature_tables import (
     COLUMNS,
     FURTHER,
+    Shown,
     Table,
     backends_document,
     differences_document,
@@ -33,15 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--differences", action="store_true", help="where vLLM 0.33 decides otherwise, and why"
     )
     parser.add_argument("--markdown", action="store_true", help="the whole page of docs/")
+    parser.add_argument(
+        "--records",
+        metavar="DIR",
+        type=Path,
+        help="mark what conformance records in this folder show (see `attnplat check --record`)",
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the tables asked for."""
+    found = None if args.records is None else _shown(args.records)
     if args.markdown:
-        print(differences_document() if args.differences else backends_document(), end="")
+        print(differences_document() if args.differences else backends_document(found), end="")
         return EXIT_OK
-    tables = _tables(args)
+    tables = _tables(args, found)
     if args.json:
         print(json.dumps([_as_dict(t) for t in tables], indent=2))
         return EXIT_OK
@@ -51,14 +61,22 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _tables(args: argparse.Namespace) -> list[Table]:
+def _shown(folder: Path) -> Shown:
+    from attnplat.testing.records import read_records, shown
+
+    if not (records := read_records(folder)):
+        raise ConfigError(f"there are no conformance records in {folder}")
+    return shown(records)
+
+
+def _tables(args: argparse.Namespace, shown: Shown | None) -> list[Table]:
     platforms = [args.platform] if args.platform else list(platform_names())
     if args.preferences:
         return [priority_table(p) for p in platforms]
     if args.differences:
         return [differences_table(p) for p in platforms]
     columns = FURTHER if args.further else COLUMNS
-    found = [t for p in platforms for t in feature_tables(p, columns)]
+    found = [t for p in platforms for t in feature_tables(p, columns, shown=shown)]
     if args.operation:
         found = [t for t in found if t.title.endswith(f": {args.operation}")]
     return found

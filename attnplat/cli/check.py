@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from attnplat.testing.runner import Report, Result
 
 
+RECORDS = Path("conformance/records")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
@@ -23,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="BACKEND",
         help="a backend's name, or module:Class of an implementation of your own; default: "
-        "every backend of the device that has an adapter",
+        "every backend of the device that has an adapter and can run here",
     )
     parser.add_argument("--device", default="cpu", help="a device of this machine; default cpu")
     how = parser.add_mutually_exclusive_group()
@@ -36,40 +39,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mutations",
         action="store_true",
-        help="plant bugs and count those that the suite catches, instead of checking a backend",
+        help="check the suite itself: plant bugs and count those that it catches",
     )
     parser.add_argument("--cases", action="store_true", help="list the cases and what they claim")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument("--record", action="store_true", help="write each result as a record")
     parser.add_argument(
-        "--record", metavar="DIR", type=Path, help="write the result into this folder"
+        "--records-dir", metavar="DIR", type=Path, default=RECORDS, help=f"default {RECORDS}"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, print, record; 1 when a claim does not hold."""
+    _check_options(args)
     if args.cases:
         return _list_cases(args)
     if args.mutations:
         return _mutate(args)
-    from attnplat.testing.runner import Suite, run_conformance
+    from attnplat.testing.runner import Suite, chosen, run_conformance
+    from attnplat.testing.subject import subject_of
 
+    chosen(args.case)
+    subjects = [subject_of(b, args.device) for b in args.backend or backends_here(args.device)]
     suite, reports = Suite(), []
-    for backend in args.backend or backends_here(args.device):
+    for subject in subjects:
         reports.append(
             run_conformance(
-                backend,
+                subject,
                 args.device,
                 "full" if args.full else "quick",
                 ids=args.case,
                 seed=args.seed,
                 suite=suite,
-                progress=None if args.json else _progress(backend),
+                progress=_progress(subject.name, args),
             )
         )
         _show(reports[-1], args)
     if args.json:
-        print(json.dumps([_with_claims(report) for report in reports], indent=2))
+        print(json.dumps(_told(reports), indent=2))
     return EXIT_OK if all(report.ok for report in reports) else EXIT_NO
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that say nothing together."""
+    if args.record and args.case:
+        raise ConfigError("--record needs the whole suite; leave --case out")
+    if args.mutations and (args.backend or args.case or args.device != "cpu"):
+        raise ConfigError(
+            "--mutations checks the suite, not a backend: it takes no BACKEND, --case or --device"
+        )
+    if args.mutations and args.record and not args.full:
+        raise ConfigError("--record of mutations needs --full: every bug and mutant, not a sample")
 
 
 def backends_here(device: str) -> list[str]:
@@ -91,9 +111,9 @@ def backends_here(device: str) -> list[str]:
     return found
 
 
-def _progress(backend: str) -> Any:
+def _progress(backend: str, args: argparse.Namespace) -> Any:
     """Shows the case at hand where someone watches."""
-    if not sys.stderr.isatty():
+    if args.json or not sys.stderr.isatty():
         return None
 
     def tell(result: Result) -> None:
@@ -107,14 +127,11 @@ def _show(report: Report, args: argparse.Namespace) -> None:
         if sys.stderr.isatty():
             print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
         _print(report, every=bool(args.case))
-    if args.record is not None:
+    if args.record:
         from attnplat.testing.records import record_of, write_record
 
-        if args.case:
-            raise ConfigError("--record needs the whole suite; leave --case out")
-        path = write_record(record_of(report), args.record)
-        if not args.json:
-            print(f"recorded in {path}")
+        path = write_record(record_of(report), args.records_dir)
+        print(f"recorded in {path}", file=sys.stderr)
 
 
 def _print(report: Report, *, every: bool) -> None:
@@ -155,9 +172,17 @@ def _statuses() -> Any:
     return Status
 
 
-def _with_claims(report: Report) -> dict[str, Any]:
-    claims = {r.case.id: r.case.claim for r in report.results}
-    return {**report.to_dict(), "claims": claims}
+def _told(reports: list[Report]) -> dict[str, Any]:
+    """All reports, what each case claims, and what the suite is known to catch."""
+    from attnplat.testing.mutations.campaign import Kills
+
+    kills = Kills.read()
+    return {
+        "backends": [report.to_dict() for report in reports],
+        "cases": {r.case.id: r.case.claim for r in reports[0].results},
+        "planted": len(kills.planted),
+        "caught": sum(bool(cases) for cases in kills.planted.values()),
+    }
 
 
 def _list_cases(args: argparse.Namespace) -> int:
@@ -189,10 +214,9 @@ def _mutate(args: argparse.Namespace) -> int:
             print(f"\r{seen:5d} {name[:60]:60} {' '.join(cases[:1]):5}", end="", file=sys.stderr)
 
     outcome = run_campaign("full" if args.full else "quick", seed=args.seed, told=tell)
-    if args.record is not None:
-        if not args.full:
-            raise ConfigError("--record of mutations needs --full: all bugs against all cases")
-        outcome.kills().write(args.record / KILLS.name)
+    if args.record:
+        outcome.kills().write()
+        print(f"recorded in {KILLS}", file=sys.stderr)
     if args.json:
         print(json.dumps(outcome.to_dict(), indent=2))
         return EXIT_OK if outcome.ok else EXIT_NO
@@ -200,10 +224,9 @@ def _mutate(args: argparse.Namespace) -> int:
         print("\r" + " " * 75 + "\r", end="", file=sys.stderr)
     told = outcome.to_dict()
     print(f"planted bugs: {told['caught']} of {told['planted']} caught")
-    print(
-        f"mutants: {told['killed']} of {told['mutants']} killed, "
-        f"{len(outcome.equivalent)} more listed as equivalent"
-    )
+    sample = "" if args.full else " (a sample; --full makes all)"
+    print(f"mutants: {told['killed']} of {told['mutants']} killed{sample}")
+    print(f"{len(outcome.equivalent)} more mutants are no bugs, and listed with the reason")
     rows = [(name, "escaped") for name in outcome.escaped]
     rows += [(name, why) for name, why in outcome.unhealthy.items()]
     if rows:

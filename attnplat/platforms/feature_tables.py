@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnplat.backends.backend import MARK_MEANINGS, Backend, GraphSupport
+from attnplat.backends.backend import MARK_MEANINGS, Backend, GraphSupport, Mark
 from attnplat.backends.limits import Anything, Cases, Limit
 from attnplat.config.names import AttnType, Feature, Operation
 from attnplat.platforms import PLATFORMS, own_tables, tables_for
@@ -18,6 +18,10 @@ from attnplat.platforms.rules import differences_of
 from attnplat.platforms.selection import Preference, Ranked, Tables
 
 Words = Callable[[Backend], str]
+
+Shown = Mapping[tuple[str, str], Mapping[str, frozenset[str]]]
+"""(backend, platform) -> operation -> features that conformance records show, as
+`attnplat.testing.records.shown` has them."""
 
 SPARSE = frozenset({Operation.SPARSE_MLA, Operation.BLOCK_SPARSE})
 YES, NO = "yes", "-"
@@ -47,9 +51,14 @@ def _limit(name: str) -> Words:
     return words
 
 
-def _feature(feature: Feature) -> Words:
-    def words(backend: Backend) -> str:
-        features = backend.features
+@dataclass(frozen=True)
+class FeatureWords:
+    """Whether a backend takes a feature."""
+
+    feature: Feature
+
+    def __call__(self, backend: Backend) -> str:
+        feature, features = self.feature, backend.features
         if not isinstance(features, Cases):
             return YES if feature in features else NO
         answers = {feature in value for value in features.values()}
@@ -57,8 +66,6 @@ def _feature(feature: Feature) -> Words:
             return YES if answers.pop() else NO
         holding = [_named(p) for p, value in features.cases if feature in value]
         return "where " + " or ".join(holding) if holding else "depends"
-
-    return words
 
 
 def _attn_types(backend: Backend) -> str:
@@ -99,40 +106,44 @@ COLUMNS: Mapping[str, Words] = {
     "block sizes": _limit("block_size"),
     "head sizes": _limit("head_size"),
     "attention types": _attn_types,
-    "sinks": _feature(Feature.SINKS),
-    "non-causal": _feature(Feature.NON_CAUSAL),
+    "sinks": FeatureWords(Feature.SINKS),
+    "non-causal": FeatureWords(Feature.NON_CAUSAL),
     "sparse": lambda b: YES if b.serves & SPARSE else NO,
-    "MM prefix": _feature(Feature.MM_PREFIX),
-    "DCP": _feature(Feature.DCP),
+    "MM prefix": FeatureWords(Feature.MM_PREFIX),
+    "DCP": FeatureWords(Feature.DCP),
     "device": _device,
     "needs": _packages,
 }
 FURTHER: Mapping[str, Words] = {
     "backend": _called,
-    "window": _feature(Feature.SLIDING_WINDOW),
-    "soft cap": _feature(Feature.LOGITS_SOFT_CAP),
-    "ALiBi": _feature(Feature.ALIBI),
-    "V head size": _feature(Feature.V_HEAD_SIZE),
-    "LSE": _feature(Feature.LSE),
-    "tree mask": _feature(Feature.TREE_MASK),
-    "chunked": _feature(Feature.CHUNKED_LOCAL),
-    "RSWA": _feature(Feature.RSWA),
-    "head scales": _feature(Feature.PER_HEAD_QUANT_SCALES),
-    "batch invariant": _feature(Feature.BATCH_INVARIANCE),
-    "PCP": _feature(Feature.PCP),
-    "KV connector": _feature(Feature.KV_CONNECTOR),
-    "adaptive verification": _feature(Feature.ADAPTIVE_VERIFICATION),
+    "window": FeatureWords(Feature.SLIDING_WINDOW),
+    "soft cap": FeatureWords(Feature.LOGITS_SOFT_CAP),
+    "ALiBi": FeatureWords(Feature.ALIBI),
+    "V head size": FeatureWords(Feature.V_HEAD_SIZE),
+    "LSE": FeatureWords(Feature.LSE),
+    "tree mask": FeatureWords(Feature.TREE_MASK),
+    "chunked": FeatureWords(Feature.CHUNKED_LOCAL),
+    "RSWA": FeatureWords(Feature.RSWA),
+    "head scales": FeatureWords(Feature.PER_HEAD_QUANT_SCALES),
+    "batch invariant": FeatureWords(Feature.BATCH_INVARIANCE),
+    "PCP": FeatureWords(Feature.PCP),
+    "KV connector": FeatureWords(Feature.KV_CONNECTOR),
+    "adaptive verification": FeatureWords(Feature.ADAPTIVE_VERIFICATION),
     "layouts": _layouts,
     "graphs": _graphs,
 }
 
 
 def feature_tables(
-    platform: str, columns: Mapping[str, Words] = COLUMNS, tables: Tables | None = None
+    platform: str,
+    columns: Mapping[str, Words] = COLUMNS,
+    tables: Tables | None = None,
+    shown: Shown | None = None,
 ) -> Iterator[Table]:
     """One table per operation of a platform, in the catalog's order; plugins' backends too.
 
-    `tables`: those to show in place of all that is installed.
+    `tables`: those to show in place of all that is installed. With `shown`, marks are what
+    records say, and each feature that a backend with an adapter takes has its own.
     """
     catalog = (tables or tables_for(platform)).catalog
     for operation in Operation:
@@ -141,8 +152,28 @@ def feature_tables(
             yield Table(
                 f"{platform}: {operation}",
                 tuple(columns),
-                tuple(tuple(words(b) for words in columns.values()) for b in rows),
+                tuple(
+                    tuple(
+                        words(b) if shown is None else _marked(words, b, shown, platform, operation)
+                        for words in columns.values()
+                    )
+                    for b in rows
+                ),
             )
+
+
+def _marked(
+    words: Words, backend: Backend, shown: Shown, platform: str, operation: Operation
+) -> str:
+    """A cell with the mark that records give."""
+    text = words(backend)
+    own = shown.get((backend.name, platform), {}).get(str(operation))
+    if words is COLUMNS["mark"]:
+        return text if own is None else str(Mark.VERIFIED)
+    if text == NO or backend.loads is None or not isinstance(words, FeatureWords):
+        return text
+    proven = own is not None and str(words.feature) in own
+    return f"{text}, {Mark.VERIFIED if proven else Mark.DECLARED}"
 
 
 def priority_table(platform: str, tables: Tables | None = None) -> Table:
@@ -187,8 +218,8 @@ def _named(predicate: Callable[..., bool]) -> str:
     return predicate.__name__.strip("_").replace("_", " ")
 
 
-def backends_document() -> str:
-    """The whole of docs/backends.md."""
+def backends_document(shown: Shown | None = None) -> str:
+    """The whole of docs/backends.md; `shown` as in `feature_tables`."""
     lines = [
         "# Backends",
         "",
@@ -196,11 +227,18 @@ def backends_document() -> str:
         "",
         "Marks: " + "; ".join(f"**{m}** {text}" for m, text in MARK_MEANINGS.items()) + ".",
     ]
+    if shown is not None:
+        lines += [
+            "A backend is verified for an operation, and for each feature, when a record in",
+            "`conformance/records/` shows a passed case with it on the platform, and no newest",
+            "record shows a failure. A feature marked D is claimed, and no case was run with it",
+            "there.",
+        ]
     for platform in PLATFORMS:
         own = own_tables(platform)
         lines += ["", f"## {platform}", "", priority_table(platform, own).to_markdown()]
         for columns in (COLUMNS, FURTHER):
-            for table in feature_tables(platform, columns, own):
+            for table in feature_tables(platform, columns, own, shown):
                 further = " (further features)" if columns is FURTHER else ""
                 titled = Table(table.title + further, table.headers, table.rows)
                 lines += ["", titled.to_markdown()]

@@ -18,6 +18,10 @@ class Failed(Exception):
     """A claim does not hold; the message says what was seen."""
 
 
+class Refused(Exception):
+    """The subject says at planning that it cannot run this; the message says why."""
+
+
 @dataclass(frozen=True, eq=False)
 class Check:
     """One way to contradict a claim.

@@ -81,6 +81,8 @@ def gap(
     """
     worst_out = worst_lse = 0.0
     start = 0
+    # Nothing closer to the truth than this may be representable.
+    step = torch.finfo(out.dtype).tiny * torch.finfo(out.dtype).eps
     for number, answer in enumerate(scene.answers):
         rows = slice(start, start + answer.out.shape[0])
         start = rows.stop
@@ -90,7 +92,7 @@ def gap(
         if wrong := _blind_rows(answer.blind, got, got_lse, sinks):
             return Gap(INF, INF, f"request {number}: {wrong}")
         size = answer.magnitude if cancels else answer.out
-        worst_out = max(worst_out, _relative(got - answer.out, size))
+        worst_out = max(worst_out, _relative(_beyond(got - answer.out, step), size))
         if got_lse is not None:
             worst_lse = max(worst_lse, _lse_gap(got_lse, answer.lse, allowed.lse_relative))
     return Gap(worst_out, worst_lse)
@@ -115,6 +117,11 @@ def _blind_rows(
     expected = sinks.double().expand_as(own)
     same = torch.isclose(own, expected, rtol=1e-6, atol=1e-6)
     return None if bool(same.all()) else "a row that sees no key has not the sink as its LSE"
+
+
+def _beyond(difference: torch.Tensor, step: float) -> torch.Tensor:
+    """The difference, without what the smallest step of the output's dtype explains."""
+    return torch.where(difference.abs() <= step, 0.0, difference)
 
 
 def _relative(difference: torch.Tensor, size: torch.Tensor) -> float:

@@ -36,7 +36,7 @@ def normal(
     seed: object = 0,
     gain: float = 1.0,
     note: str = "",
-    **masks: Sequence[Any],
+    **masks: Any,
 ) -> Scene:
     """Normal-distributed q, k and v, and whatever the config declares.
 
@@ -182,7 +182,7 @@ def needle(
     *,
     seed: object = 0,
     note: str = "",
-    **masks: Sequence[Any],
+    **masks: Any,
 ) -> Scene:
     """Marked keys alone: `at` are those of each request, seen by all its rows that may.
 
@@ -207,7 +207,7 @@ def uniform(
     *,
     seed: object = 0,
     note: str = "",
-    **masks: Sequence[Any],
+    **masks: Any,
 ) -> Scene:
     """q = 0: every visible key weighs the same, and the output is the mean of whole values."""
     scene = normal(config, query_lens, seq_lens, seed=seed, note=note, **masks)

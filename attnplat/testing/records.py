@@ -40,6 +40,7 @@ FIELDS: Mapping[str, type] = {
     "refused": dict,
     "not applicable": dict,
     "checks": int,
+    "shown": dict,
     "errors": dict,
     "seconds": float,
 }
@@ -170,6 +171,18 @@ def verified(records: Iterable[Record]) -> dict[tuple[str, str], Record]:
     return {
         (r.backend, r.platform): r for r in newest.values() if (r.backend, r.platform) not in wrong
     }
+
+
+def shown(records: Iterable[Record]) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
+    """(backend, platform) -> operation -> the features, dtypes and formats verified with it."""
+    good = verified(records).keys()
+    found: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
+    for record in latest(records).values():
+        if (key := (record.backend, record.platform)) in good:
+            own = found.setdefault(key, {})
+            for name, traits in record.values["shown"].items():
+                own[name] = own.get(name, frozenset()) | frozenset(traits)
+    return found
 
 
 def failing(records: Iterable[Record]) -> dict[tuple[str, str], Record]:

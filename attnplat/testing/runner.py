@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from attnplat.backends.formats.encodings import Encoding
 from attnplat.backends.interface import AttentionImpl
+from attnplat.config.layer import LayerConfig
 from attnplat.errors import UnknownNameError
 from attnplat.testing.bench import Bench, threads
-from attnplat.testing.case import Case, Check, Failed
+from attnplat.testing.case import Case, Check, Failed, Refused
 from attnplat.testing.cases import CASES
 from attnplat.testing.compare import CONTRACT, Gap
+from attnplat.testing.scenes import stored_encoding
 from attnplat.testing.subject import Subject, subject_of
 from attnplat.testing.terrain import Level, Terrain, terrains
 
@@ -39,6 +43,7 @@ class Result:
         reason: why it failed, was refused or is not applicable; also which part of a passed
             case was refused. Empty otherwise.
         checks, refused: how many checks ran, and how many the subject refused.
+        shown: (operation, feature, dtype or stored format) of the layers that ran right.
         seconds: how long it took.
     """
 
@@ -47,6 +52,7 @@ class Result:
     reason: str = ""
     checks: int = 0
     refused: int = 0
+    shown: frozenset[tuple[str, str]] = frozenset()
     seconds: float = 0.0
 
 
@@ -78,6 +84,17 @@ class Report:
         """Ids of the cases with this status."""
         return [r.case.id for r in self.results if r.status == status]
 
+    def shown(self) -> dict[str, list[str]]:
+        """Operation -> features, dtypes and stored formats with which it was seen to be right.
+
+        Without the cases about errors, whose layers are not run.
+        """
+        found = {pair for r in self.results if r.case.id[0] != "N" for pair in r.shown}
+        return {
+            operation: sorted(name for own, name in found if own == operation)
+            for operation in sorted({own for own, _ in found})
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         reasons = {
@@ -94,6 +111,7 @@ class Report:
             "partly refused": partly,
             **reasons,
             "checks": sum(r.checks for r in self.results),
+            "shown": self.shown(),
             "errors": {
                 name: {
                     "out": worst.out,
@@ -126,45 +144,65 @@ class Suite:
         case: Case,
         bench: Bench,
         grounds: Sequence[Terrain],
-        *,
-        until_failed: bool = True,
     ) -> Result:
         """One case on the subject of `bench`."""
         if case.build is None:
             return Result(case=case, status=Status.ABSENT, reason=case.absent)
         started = time.perf_counter()
-        ran, reasons = 0, []
-        for terrain in (
-            grounds if case.every_dtype else grounds[: 1 if not grounds[0].full else None]
-        ):
-            for check in self.checks(case, terrain):
-                if (why := _refusal(bench.subject, check)) is not None:
-                    reasons.append(why)
-                    continue
-                ran += 1
-                if (wrong := run_check(check, bench)) is not None:
-                    seconds = time.perf_counter() - started
-                    reason = f"{wrong}\n  in: {check.note}"
-                    return Result(
-                        case=case, status=Status.FAILED, reason=reason, checks=ran, seconds=seconds
-                    )
-        return self._passed(case, bench, ran, reasons, time.perf_counter() - started)
+        ran, reasons, shown = 0, [], set()
+        for check in self._asked(case, grounds):
+            if (why := _refusal(bench.subject, check)) is not None:
+                reasons.append(why)
+                continue
+            try:
+                wrong = run_check(check, bench)
+            except Refused as refusal:
+                reasons.append(str(refusal))
+                continue
+            ran += 1
+            if wrong is not None:
+                seconds = time.perf_counter() - started
+                reason = f"{wrong}\n  in: {check.note}"
+                return Result(
+                    case=case, status=Status.FAILED, reason=reason, checks=ran, seconds=seconds
+                )
+            shown |= {pair for layer in check.configs for pair in _traits(*layer)}
+        return _passed(case, bench, ran, reasons, shown, time.perf_counter() - started)
 
-    def _passed(
-        self, case: Case, bench: Bench, ran: int, reasons: list[str], seconds: float
-    ) -> Result:
-        told = "; ".join(dict.fromkeys(reasons))
-        status = Status.PASSED if ran else Status.REFUSED if reasons else Status.ABSENT
-        if status == Status.ABSENT:
-            told = f"nothing to ask on {bench.device.type}"
-        return Result(
-            case=case,
-            status=status,
-            reason=told,
-            checks=ran,
-            refused=len(reasons),
-            seconds=seconds,
-        )
+    def _asked(self, case: Case, grounds: Sequence[Terrain]) -> Iterator[Check]:
+        every = case.every_dtype or grounds[0].full
+        for terrain in grounds if every else grounds[:1]:
+            yield from self.checks(case, terrain)
+
+
+def _passed(
+    case: Case,
+    bench: Bench,
+    ran: int,
+    reasons: Sequence[str],
+    shown: set[tuple[str, str]],
+    seconds: float,
+) -> Result:
+    told = "; ".join(dict.fromkeys(reasons))
+    status = Status.PASSED if ran else Status.REFUSED if reasons else Status.ABSENT
+    if status == Status.ABSENT:
+        told = f"nothing to ask on {bench.device.type}"
+    return Result(
+        case=case,
+        status=status,
+        reason=told,
+        checks=ran,
+        refused=len(reasons),
+        shown=frozenset(shown),
+        seconds=seconds,
+    )
+
+
+def _traits(config: LayerConfig, encoding: Encoding | None) -> set[tuple[str, str]]:
+    """What a layer has that a backend may lack, by its operation."""
+    stored = stored_encoding(config, encoding)
+    names = {str(config.dtype), stored.value, *map(str, config.needs)}
+    return {(str(config.operation), name) for name in names}
 
 
 def _refusal(subject: Subject, check: Check) -> str | None:
@@ -175,9 +213,11 @@ def _refusal(subject: Subject, check: Check) -> str | None:
 
 
 def run_check(check: Check, bench: Bench) -> str | None:
-    """What contradicts the check's claim, or None."""
+    """What contradicts the check's claim, or None. Raises `Refused`."""
     try:
         check.run(bench)
+    except Refused:
+        raise
     except Failed as failure:
         return str(failure)
     except Exception as error:
@@ -250,5 +290,8 @@ def chosen(ids: Iterable[str] | None) -> tuple[Case, ...]:
     known = {case.id for case in CASES} | {case.id[0] for case in CASES}
     for one in wanted:
         if one not in known:
-            raise UnknownNameError("case", one, known)
+            count = Counter(case.id[0] for case in CASES)
+            raise UnknownNameError(
+                "case", one, [f"{kind}1 to {kind}{n}" for kind, n in count.items()]
+            )
     return tuple(case for case in CASES if case.id in wanted or case.id[0] in wanted)

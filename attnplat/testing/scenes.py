@@ -24,6 +24,14 @@ NAN = float("nan")
 INF = float("inf")
 
 
+def stored_encoding(config: LayerConfig, encoding: Encoding | None = None) -> Encoding:
+    """How a layer's cache stores keys and values; `encoding` where its word does not say."""
+    if encoding is not None:
+        return encoding
+    word = config.kv_cache_dtype if config.has_kv_cache else None
+    return resolve_encoding(word, config.operation, dtype=config.dtype)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scene:
     """One layer and the requests of one step.
@@ -99,10 +107,7 @@ class Scene:
     @property
     def stored_encoding(self) -> Encoding:
         """How the cache stores keys and values."""
-        if self.encoding is not None:
-            return self.encoding
-        word = self.config.kv_cache_dtype if self.config.has_kv_cache else None
-        return resolve_encoding(word, self.config.operation, dtype=self.config.dtype)
+        return stored_encoding(self.config, self.encoding)
 
     def rows(self, name: str, request: Request) -> torch.Tensor:
         """The request's `k` or `v` as its cache holds them: [seq_len, num_kv_heads, row]."""

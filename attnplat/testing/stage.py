@@ -7,6 +7,7 @@ library's own helpers for making batches, tables or caches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -187,12 +188,12 @@ def _batch(scene: Scene, how: Arrangement, device: torch.device) -> Batch:
         max_seq_len=max(seq_lens, default=0) + how.slack,
         query_start_loc_host=start,
         seq_lens_host=lens,
-        **{name: tensor.to(device) for name, tensor in _masks(scene, how).items()},
         kv_start_loc=_kv_starts(scene, how, device),
+        **{name: tensor.to(device) for name, tensor in _masks(scene, how).items()},
     )
 
 
-def _masks(scene: Scene, how: Arrangement) -> dict[str, torch.Tensor]:
+def _masks(scene: Scene, how: Arrangement) -> dict[str, Any]:
     """The optional mask fields that the scene's requests ask for."""
     requests, found = scene.requests, {}
     pad = [0] * how.padding_requests
@@ -268,7 +269,7 @@ def _inputs(
 
 
 def _joined(
-    parts: list[torch.Tensor | None], how: Arrangement, padding: int, gap: int = 0
+    parts: Sequence[torch.Tensor | None], how: Arrangement, padding: int, gap: int = 0
 ) -> torch.Tensor:
     """The rows of all requests, `gap` rows of poison after each and `padding` at the end."""
     own = [part for part in parts if part is not None]

@@ -12,9 +12,9 @@ import torch
 
 from attnplat.backends.backend import Backend
 from attnplat.backends.checks import same_device
-from attnplat.backends.formats import rows
-from attnplat.backends.formats.encodings import Encoding, resolve_encoding
-from attnplat.backends.formats.pages import Pages
+from attnplat.backends.formats import element_codec, rows
+from attnplat.backends.formats.encodings import Encoding
+from attnplat.backends.formats.pages import Pages, PageShape, swizzle_scales, unswizzle_scales
 from attnplat.backends.indexer import IndexerImpl
 from attnplat.backends.interface import AttentionImpl
 from attnplat.config.backend_names import parse_backend
@@ -26,6 +26,7 @@ from attnplat.ops.context_parallel import Shard, combine_shards
 from attnplat.ops.mla import MlaLayer, mla_attend
 from attnplat.platforms import platform_for
 from attnplat.platforms.world import World
+from attnplat.testing.scenes import stored_encoding
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,13 @@ class Library:
     apply_sinks: Callable[..., tuple[torch.Tensor, torch.Tensor]] = merge.apply_sinks
     encode_rows: Callable[..., torch.Tensor] = rows.encode_rows
     decode_rows: Callable[..., torch.Tensor] = rows.decode_rows
+    amax_scale: Callable[..., torch.Tensor] = rows.amax_scale
+    relabel_fn_as_fnuz: Callable[..., torch.Tensor] = element_codec.relabel_fn_as_fnuz
+    relabel_fnuz_as_fn: Callable[..., torch.Tensor] = element_codec.relabel_fnuz_as_fn
+    swizzle_scales: Callable[..., torch.Tensor] = swizzle_scales
+    unswizzle_scales: Callable[..., torch.Tensor] = unswizzle_scales
     pages: type[Any] = Pages
+    page_shape: type[Any] = PageShape
     combine_shards: Callable[..., tuple[torch.Tensor, torch.Tensor]] = combine_shards
     shard: type[Any] = Shard
     cascade: type[Any] = Cascade
@@ -96,11 +103,9 @@ class Subject:
             return f"runs {', '.join(sorted(operations)) or 'no attention'}, not {config.operation}"
         if missing := config.needs - features:
             return f"does not take {', '.join(sorted(missing))}"
-        if encoding is None:
-            word = config.kv_cache_dtype if config.has_kv_cache else None
-            encoding = resolve_encoding(word, config.operation, dtype=config.dtype)
-        if encoding not in encodings:
-            return f"does not store {encoding.value}"
+        stored = stored_encoding(config, encoding)
+        if stored not in encodings:
+            return f"does not store {stored.value}"
         for backend in self.declared:
             if config.operation in backend.serves and self.world is not None:
                 reasons = backend.refuse(config, self.world)
@@ -123,15 +128,19 @@ def subject_of(what: str | type[AttentionImpl], device: str = "cpu") -> Subject:
 
 def _catalogued(name: str, device: str) -> Subject:
     platform = platform_for(device)
-    canonical = str(parse_backend(name))
-    world = platform.world()
-    found = [b for b in platform.tables.catalog if b.name == canonical]
+    catalog, world = platform.tables.catalog, platform.world()
+    known = {b.name for b in catalog if b.loads}
+    try:
+        canonical = str(parse_backend(name))
+    except UnknownNameError:
+        canonical = name
+    found = [b for b in catalog if b.name == canonical]
     if not found:
-        known = {b.name for b in platform.tables.catalog if b.loads}
         raise UnknownNameError(f"backend of {platform.name} with an adapter", name, known)
     able = [b for b in found if b.loads is not None]
     if not able:
         raise ConfigError(f"{canonical} has no adapter yet, so there is nothing to check")
+    # A plugin that cannot be used says so here.
     kinds = [backend.load() for backend in able]
     attention = [kind for kind in kinds if issubclass(kind, AttentionImpl)]
     indexers = [kind for kind in kinds if issubclass(kind, IndexerImpl)]

@@ -22,7 +22,7 @@ from attnplat.testing.subject import Subject
 Level = Literal["quick", "full"]
 T = TypeVar("T")
 
-DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
+DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.FLOAT64)
 HEAD_SIZES = (16, 32, 64, 128)
 BLOCK_SIZES = (16, 32, 64, 128)
 LAYOUTS = ("HND", "NHD")
@@ -179,29 +179,28 @@ def terrains(subject: Subject, level: Level, seed: int) -> tuple[Terrain, ...]:
     found = [t for dtype in DTYPES if (t := _terrain(subject, dtype, level, seed)) is not None]
     if not found:
         raise ConfigError(
-            f"{subject.name} takes no plain decoder layer of dtype {', '.join(DTYPES)} and "
-            f"head size {', '.join(map(str, HEAD_SIZES))}; there is nothing to check"
+            f"{subject.name} takes no plain layer of dtype {', '.join(DTYPES)}, decoding with a "
+            f"head size of {', '.join(map(str, HEAD_SIZES))} or latent; there is nothing to check"
         )
     return tuple(found)
 
 
 def _terrain(subject: Subject, dtype: Dtype, level: Level, seed: int) -> Terrain | None:
-    lse = Feature.LSE in subject.impl.features
     for head_size, block_size in product(HEAD_SIZES, BLOCK_SIZES):
-        config: LayerConfig = MhaConfig(
-            head_size=head_size, num_heads=4, num_kv_heads=2, dtype=dtype, block_size=block_size
+        ground = Terrain(
+            dtype=dtype,
+            head_size=head_size,
+            block_size=block_size,
+            layouts=_layouts(subject),
+            lse=Feature.LSE in subject.impl.features,
+            device=subject.device.type,
+            level=level,
+            seed=seed,
         )
-        if subject.refusal(config) is None:
-            return Terrain(
-                dtype=dtype,
-                head_size=head_size,
-                block_size=block_size,
-                layouts=_layouts(subject),
-                lse=lse,
-                device=subject.device.type,
-                level=level,
-                seed=seed,
-            )
+        paged = (ground.layer(), ground.latent())
+        layers = [*(config.replace(block_size=block_size) for config in paged), ground.expanded()]
+        if any(subject.refusal(config) is None for config in layers):
+            return ground
     return None
 
 

@@ -134,7 +134,7 @@ def test_a_stale_block_is_rewritten_and_a_current_one_left_alone() -> None:
 
 
 def test_a_block_may_name_known_programs_only() -> None:
-    with pytest.raises(SystemExit, match="'rm' is not one of attnplat, make"):
+    with pytest.raises(SystemExit, match="'rm' is not one of attnplat, documents, make"):
         generated.run("rm -rf nothing")
 
 

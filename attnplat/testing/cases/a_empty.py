@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from attnplat.backends.batch import Batch, PageTable
+from attnplat.config.layer import LayerConfig
 from attnplat.config.names import Feature
 from attnplat.errors import AttnplatError
 from attnplat.testing.bench import Bench, agrees, exact, layers, raises
@@ -150,6 +153,7 @@ def _(t: Terrain) -> Checks:
     mixed = torch.tensor([[-1, -1, -1], [2, -1, 0]], dtype=torch.int32)
     yield agrees(normal(t.layer(topk=3), [2], [5], topk=[mixed]), t.pages())
     yield agrees(uniform(t.layer(num_heads=1, num_kv_heads=1), [1], [2]), t.pages())
+    yield agrees(uniform(t.encoder(num_heads=1, num_kv_heads=1), [1]), t.pages())
 
 
 @A.case(13, "Fewer keys than query rows: refused when validated, right for local shards")
@@ -172,9 +176,5 @@ def _(t: Terrain) -> Checks:
     yield agrees(_local(mixed, causal=[False] * 3), t.pages())
 
 
-def _local(config: object, **masks: list[bool]) -> Scene:
-    from typing import cast
-
-    from attnplat.config.layer import LayerConfig
-
-    return normal(cast(LayerConfig, config), [3, 2, 1], [2, 0, 5], note="local shard", **masks)
+def _local(config: LayerConfig, **masks: Any) -> Scene:
+    return normal(config, [3, 2, 1], [2, 0, 5], note="local shard", **masks)

@@ -40,6 +40,8 @@ def encoded(bench: Bench, encoding: str, x: torch.Tensor, **given: object) -> to
 def expect(what: str, got: torch.Tensor, wanted: torch.Tensor | list[float]) -> None:
     """Fail unless the numbers are equal, NaN where NaN is wanted."""
     wanted = torch.as_tensor(wanted, dtype=got.dtype)
+    if got.shape != wanted.shape:
+        raise Failed(f"{what}: shape {list(got.shape)}, must be {list(wanted.shape)}")
     same = (got == wanted) | (got.isnan() & wanted.isnan())
     if not bool(same.all()):
         at = tuple(int(i) for i in (~same).nonzero()[0])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 
 from attnplat.config.names import Feature
-from attnplat.errors import AttnplatError
+from attnplat.errors import AttnplatError, ConfigError, HostLengthsNeededError
 from attnplat.testing.bench import Bench, agrees, layers, raises, same
-from attnplat.testing.case import CaseList, Check, Checks, Failed
+from attnplat.testing.case import CaseList, Check, Checks, Failed, Refused
 from attnplat.testing.inputs import edges, generator, normal
-from attnplat.testing.scenes import Scene
+from attnplat.testing.scenes import Arrangement, Scene
 from attnplat.testing.serving import serve
 from attnplat.testing.terrain import Terrain
 
@@ -94,6 +97,7 @@ def _(t: Terrain) -> Checks:
     for window in ((3, 0), (0, 3), (2, 5), (5, 2), (-1, 4), (4, -1)):
         yield agrees(edges(normal(t.encoder(sliding_window=window), [20, 7])), t.pages())
         yield agrees(edges(normal(t.cross(sliding_window=window), [6, 1], [9, 40])), t.pages())
+    yield agrees(edges(normal(t.encoder(sliding_window=(3, 5)), [600])), t.pages())
 
 
 @D.case(8, "Rows of one decode step have each its own left edge")
@@ -108,14 +112,68 @@ def _(t: Terrain) -> Checks:
     for left in (4, t.block_size):
         scene = edges(normal(t.layer(sliding_window=(left, -1)), [1, 3, 1], [90, 133, 5]))
         for write in ("done", "fused"):
-            yield agrees(scene, t.pages(rolling=True, write=write))
-            yield agrees(scene, t.pages(rolling=True, write=write, validate=True))
+            yield _rolling(scene, t.pages(rolling=True, write=write))
+            yield _rolling(scene, t.pages(rolling=True, write=write, validate=True))
+    yield _rolled_too_far(t)
+
+
+def _rolled_too_far(t: Terrain) -> Check:
+    """Tables that lack a block which a query reads, at either end, or name a negative one."""
+    size = t.block_size
+    config = t.layer(sliding_window=(2 * size - 1, -1))
+    scene = edges(normal(config, [1, 1, 1], [9 * size, 2 * size, 4]))
+    # What is wrong -> the first block of each row, the request that lacks one.
+    lacking = {
+        "begins too late": ([7, 1, 0], "request 1"),
+        "ends too early": ([5, 0, 0], "request 0"),
+        "is negative": ([6, 0, 0], "request 1"),
+    }
+
+    def run(bench: Bench) -> None:
+        impl = bench.impl(scene)
+        stage = bench.lay_out(scene, t.pages(columns=9), impl)
+        assert stage.pages is not None
+        whole = stage.pages.block_table
+        for what, (firsts, named) in lacking.items():
+            rows = [whole[r, first : first + 3] for r, first in enumerate(firsts)]
+            table = torch.stack(rows)
+            if what == "is negative":
+                table[0], table[1, 1] = 0, -2
+            first_block = torch.tensor(firsts, dtype=torch.int32)
+            pages = replace(stage.pages, block_table=table, first_block=first_block)
+            plan = partial(impl.plan, stage.batch, pages)
+            error = raises(f"a table that {what}", ConfigError, plan)
+            if named not in str(error):
+                raise Failed(f"the error about a table that {what} does not name it: {error}")
+
+    # Only a host sees the ids.
+    return Check(layers(scene), run if t.device == "cpu" else _unseen, "blocks that are not there")
+
+
+def _unseen(bench: Bench) -> None:
+    raise Refused("what tables hold is not looked at on a device")
+
+
+def _rolling(scene: Scene, how: Arrangement) -> Check:
+    """`agrees`, but for backends that plan on the host and cannot see the table's first blocks."""
+    plain = agrees(scene, how)
+
+    def run(bench: Bench) -> None:
+        try:
+            plain.run(bench)
+        except HostLengthsNeededError as error:
+            if bench.device.type == "cpu":
+                raise
+            raise Refused(str(error)) from error
+
+    return Check(plain.configs, run, plain.note)
 
 
 @D.case(10, "Chunked-local attention sees its chunk, also where chunks and blocks disagree")
 def _(t: Terrain) -> Checks:
     for chunk in (5, t.block_size, 24):
         yield from _mixed(t, chunk_size=chunk)
+        yield from _mixed(t, chunk_size=chunk, sliding_window=(2, -1))
         first = edges(normal(t.layer(chunk_size=chunk), [1, 2], [chunk * 2 + 1, chunk + 1]))
         yield agrees(first, t.pages())
 
@@ -125,11 +183,22 @@ def _(t: Terrain) -> Checks:
     config = t.layer(rswa=True, sliding_window=(4, -1))
     for prefix in ([0, 5, 3, 1], [16, 20, 40, 3], [37, 36, 1, 9]):
         yield agrees(edges(normal(config, *MIXED, prefix_len=prefix)), t.pages())
+    # Rows inside their prefix, of which the window shows them but themselves; a prefix before
+    # a window that it does not touch, next to one that it does; and a prompt of several tiles.
+    alone = t.layer(rswa=True, sliding_window=(0, -1))
+    inside = normal(alone, [3, 1, 1], [9, 40, 12], prefix_len=[30] * 3)
+    for paged in (True, False):
+        yield agrees(edges(inside), t.pages(paged=paged))
+        yield agrees(inside, t.pages(paged=paged))
+    yield agrees(edges(normal(config, [2, 1], [5, 90], prefix_len=[2, 20])), t.pages())
+    yield agrees(edges(normal(config, [600], [640], prefix_len=[30])), t.pages())
+    also = t.layer(rswa=True, sliding_window=(4, -1), static_sink_tokens=3)
+    yield agrees(edges(normal(also, *MIXED, prefix_len=[0, 5, 1, 2])), t.pages())
 
 
 @D.case(12, "Spans of an image see each other both ways, and nobody else sees more")
 def _(t: Terrain) -> Checks:
-    spans = [
+    spans: list[list[tuple[tuple[int, int], ...]]] = [
         [(), ((33, 36),), ((2, 9), (9, 15)), ()],
         [((0, 40),), ((30, 90),), ((0, 20),), ((1, 2),)],
         [(), ((35, 50),), ((18, 30),), ()],
@@ -137,6 +206,11 @@ def _(t: Terrain) -> Checks:
     for ranges in spans:
         for config in (t.layer(mm_prefix=True), t.layer(mm_prefix=True, sliding_window=(3, -1))):
             yield agrees(edges(normal(config, *MIXED, ranges=ranges)), t.pages())
+    # A span that begins with a tile's last row, and ones that lie in the past of all rows.
+    config = t.layer(mm_prefix=True, sliding_window=(3, -1))
+    yield agrees(edges(normal(config, [600], [600], ranges=[((511, 520),)])), t.pages())
+    past = edges(normal(config, [2, 1], [90, 70], ranges=[((3, 9),), ((40, 50), (2, 6))]))
+    yield _rolling(past, t.pages(rolling=True))
 
 
 @D.case(13, "Causality per request holds for each request of a mixed batch")
@@ -144,16 +218,20 @@ def _(t: Terrain) -> Checks:
     config = t.layer(also_needs={Feature.PER_REQUEST_CAUSAL})
     for causal in ([True, False, False, True], [False, True, True, False], [False] * 4):
         yield agrees(edges(normal(config, *MIXED, causal=causal)), t.pages())
+        near = t.layer(also_needs={Feature.PER_REQUEST_CAUSAL}, sliding_window=(4, -1))
+        yield agrees(edges(normal(near, *MIXED, causal=causal)), t.pages())
     yield agrees(edges(normal(config, *MIXED)), t.pages())
 
 
 def _tree(rows: int, seed: int) -> torch.Tensor:
-    """Each row sees itself and the ancestors of a random parent."""
+    """A forest: each row sees itself and the ancestors of a random parent, if it has one."""
     gen = generator("tree", rows, seed)
     seen = torch.eye(rows, dtype=torch.bool)
     for row in range(1, rows):
-        parent = int(torch.randint(0, row, (1,), generator=gen))
-        seen[row] |= seen[parent]
+        # A parent of -1 makes another root: not every row sees token 0.
+        parent = int(torch.randint(-1, row, (1,), generator=gen)) if row > 1 else -1
+        if parent >= 0:
+            seen[row] |= seen[parent]
     return seen
 
 
@@ -164,6 +242,10 @@ def _(t: Terrain) -> Checks:
         trees = [_tree(rows, at) for at, rows in enumerate(lens[0])]
         yield agrees(edges(normal(config, *lens, tree=trees)), t.pages())
         yield agrees(edges(normal(config, *lens, tree=trees)), t.pages(padding=3, slack=9))
+    trees = [_tree(8, 0), torch.ones(8, 8, dtype=torch.bool), _tree(3, 1)]
+    for changes in ({}, {"sliding_window": (5, -1)}, {"causal": False}):
+        other = t.layer(also_needs={Feature.TREE_MASK}, **changes)
+        yield agrees(edges(normal(other, [8, 8, 3], [29, 11, 30], tree=trees)), t.pages())
 
 
 @D.case(15, "Without causality any number of rows sees any number of keys")

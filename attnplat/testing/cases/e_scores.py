@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from attnplat.testing.bench import Bench, agrees, layers
-from attnplat.testing.case import CaseList, Check, Checks
+from attnplat.testing.case import CaseList, Check, Checks, Failed
 from attnplat.testing.cases.b_masked import parts_agree
 from attnplat.testing.cases.h_quantised import coded
 from attnplat.testing.inputs import LOUD, edges, needle, normal, uniform
@@ -162,3 +162,28 @@ def _(t: Terrain) -> Checks:
         for cuts in ([1], [45], [30, 60]):
             yield parts_agree(t, whole, cuts)
         yield parts_agree(t, _with_sinks(whole, 2.0, float("-inf")), [45])
+    yield Check((), _joined_by_definition, "merge_states and apply_sinks in float64 and float32")
+
+
+def _joined_by_definition(bench: Bench) -> None:
+    """One key a part, joined with a sink: exact in float64 where the parts are float64."""
+    for dtype, near in ((torch.float64, 1e-13), (torch.float32, 1e-6)):
+        logits = torch.tensor([0.3, -1.2, 2.0], dtype=dtype)
+        values = torch.tensor([[1.7, -3.0], [0.1, 8.0], [5.5, 0.7]], dtype=dtype)
+        sink = torch.tensor([0.9], dtype=dtype)
+        outs = [v[None, None].to(bench.device) for v in values]
+        lses = [s[None, None].to(bench.device) for s in logits]
+        library = bench.subject.library
+        out, lse = library.apply_sinks(*library.merge_states(outs, lses), sink.to(bench.device))
+        weights = torch.cat([logits, sink]).double().softmax(0)[:3]
+        truth = (weights[:, None] * values.double()).sum(0)
+        off = float((out.flatten().cpu().double() - truth).norm() / truth.norm())
+        if not off <= near or out.dtype != dtype:
+            raise Failed(f"parts of {dtype} and a sink are off by {off:.1e} as {out.dtype}")
+        wanted = float(torch.cat([logits, sink]).double().logsumexp(0))
+        if abs(float(lse) - wanted) > near:
+            raise Failed(f"the LSE of parts of {dtype} is {float(lse)}, must be {wanted}")
+        empty = torch.full_like(outs[0], float("nan")), torch.full_like(lses[0], float("-inf"))
+        blank, own = library.apply_sinks(*empty, sink.to(bench.device))
+        if bool((blank != 0).any()) or float(own) != float(sink):
+            raise Failed("a sink over nothing is not 0 and the sink, whatever the output held")

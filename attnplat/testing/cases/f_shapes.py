@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -155,16 +156,17 @@ def _(t: Terrain) -> Checks:
         impl = bench.impl(scene)
         stage = bench.lay_out(scene, t.pages(write="fused"), impl)
         plan = impl.plan(stage.batch, stage.pages)
-        assert stage.kv is not None and stage.kv[1] is not None and stage.out is not None
+        assert stage.kv is not None and stage.out is not None
         k, v = stage.kv
-        wrong = {
+        assert v is not None
+        wrong: dict[str, dict[str, Any]] = {
             "q": {"q": _turned(stage.q)},
             "k": {"kv": (_turned(k), v)},
             "v": {"kv": (k, _turned(v))},
             "out": {"out": _turned(stage.out)},
         }
         for name, change in wrong.items():
-            given = {"q": stage.q, "kv": stage.kv, "out": stage.out, **change}
+            given: dict[str, Any] = {"q": stage.q, "kv": stage.kv, "out": stage.out, **change}
             q = given.pop("q")
             error = raises(
                 f"{name} with a strided last dimension",

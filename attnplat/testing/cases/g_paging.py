@@ -12,7 +12,7 @@ from attnplat.backends.kv_cache import KVCache
 from attnplat.errors import AttnplatError, PlanMismatchError
 from attnplat.testing.bench import Bench, Outcome, agrees, layers, raises, same
 from attnplat.testing.bits import differing
-from attnplat.testing.case import CaseList, Check, Checks, Failed
+from attnplat.testing.case import CaseList, Check, Checks, Failed, Refused
 from attnplat.testing.far import FAR, far_blocks, lazy
 from attnplat.testing.inputs import edges, normal
 from attnplat.testing.paging import by_block
@@ -52,7 +52,7 @@ def _(t: Terrain) -> Checks:
 
 @G.case(3, "Any block size is right, also 1 and what is no power of two")
 def _(t: Terrain) -> Checks:
-    for size in t.some((1, 528, 8, 24, 16, 32, 64, 128, 256), 4):
+    for size in t.some((1, 528, 8, 24, 2, 16, 32, 64, 128, 256), 5):
         config = t.layer(block_size=size) if size % t.block_size else t.layer()
         for layout in t.layouts:
             how = t.pages(block_size=size, layout=layout, write="fused")
@@ -116,38 +116,36 @@ def _(t: Terrain) -> Checks:
     many = edges(normal(config, [1, 1], [5, 3]))
     block = (1 << 31) // t.block_size + 5
 
-    def aliased(bench: Bench) -> None:
+    def vast(bench: Bench) -> None:
         impl = bench.impl(many)
-        low = t.pages(blocks=((1,), (0,)), num_blocks=block + 2, write="fused")
-        stage = _aliased(
-            many, t.pages(blocks=((1,), (0,)), num_blocks=2, write="fused"), impl, bench, block
-        )
-        outcome = bench.call(many, low, impl=impl, stage=stage)
-        bench.judge(many, outcome)
+        low = t.pages(blocks=((1,), (0,)), num_blocks=2, write="fused")
+        stage = _in_vast_cache(many, low, impl, bench, block)
+        bench.judge(many, bench.call(many, low, impl=impl, stage=stage))
 
-    yield Check(layers(many), aliased, "slots past 2^31")
+    # So many slots take some hundred GiB of addresses, which only a CPU has to spare.
+    if t.device == "cpu":
+        yield Check(layers(many), vast, "slots past 2^31")
 
 
-def _aliased(scene: Scene, how: Arrangement, impl: Any, bench: Bench, block: int) -> Stage:
-    """The stage with its two blocks found again at `block` and `block + 1` by stride 0.
-
-    A cache of 2^31 tokens in the memory of a few: block b lies where b % 2 does, because
-    blocks are two by two at the same place.
-    """
+def _in_vast_cache(scene: Scene, how: Arrangement, impl: Any, bench: Bench, block: int) -> Stage:
+    """The stage in a cache of `block` + 2 blocks, its first sequence at `block`, the other at 0."""
     stage = lay_out(scene, how, impl, bench.device)
     assert stage.cache is not None and stage.cache.v is not None and stage.pages is not None
     spec, planes = stage.cache.spec, []
     count = block + 2
     for plane in (stage.cache.k, stage.cache.v):
-        # One element apart: neighbouring blocks overlap, and only the two are ever used.
-        memory = lazy((count + plane[0].numel()) * plane.element_size(), bench.device)
-        far = memory.view(plane.dtype).as_strided(
-            (count, *plane.shape[1:]), (1, *plane.stride()[1:])
+        apart = plane[0].numel()
+        try:
+            memory = lazy(count * apart * plane.element_size(), bench.device)
+        except OSError as error:
+            raise Refused(f"the machine has no addresses for 2^31 slots: {error}") from error
+        planes.append(
+            memory.view(plane.dtype).as_strided(
+                (count, *plane.shape[1:]), (apart, *plane.stride()[1:])
+            )
         )
-        planes.append(far)
     cache = KVCache(k=planes[0], v=planes[1], spec=spec)
     size = how.block_size
-    # The two sequences must not overlap: one at the far end, one at the front.
     table = stage.pages.block_table.clone()
     table[0, 0], table[1, 0] = block, 0
     slots = stage.pages.slot_mapping

@@ -10,15 +10,19 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
+from attnplat.backends.formats.elements import Minifloat
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding
 from attnplat.backends.formats.facts import FORMATS, Format, format_of
-from attnplat.backends.formats.pages import PageShape
-from attnplat.testing.bench import Bench, agrees
+from attnplat.errors import ConfigError, UnsupportedCallError
+from attnplat.testing.bench import Bench, agrees, raises
 from attnplat.testing.bits import differing
-from attnplat.testing.case import CaseList, Checks, Failed
+from attnplat.testing.case import CaseList, Check, Checks, Failed
+from attnplat.testing.cases import definitions
 from attnplat.testing.cases.codecs import check, decoded, encoded, expect, row
 from attnplat.testing.inputs import edges, generator, normal
 from attnplat.testing.scenes import Scene
@@ -68,12 +72,12 @@ def stored_by_layers() -> tuple[str, ...]:
 
 def minifloat(code: int, exponent_bits: int, mantissa_bits: int, bias: int) -> float:
     """(-1)^s * 2^(e - bias) * 1.m, or 2^(1 - bias) * 0.m; NaN and infinity not looked at."""
-    mantissa = code % 2**mantissa_bits / 2**mantissa_bits
+    mantissa = code % 2**mantissa_bits * 2.0**-mantissa_bits
     exponent = code // 2**mantissa_bits % 2**exponent_bits
     sign = -1.0 if code >> (exponent_bits + mantissa_bits) else 1.0
     if exponent == 0:
-        return sign * mantissa * 2.0 ** (1 - bias)
-    return sign * (1 + mantissa) * 2.0 ** (exponent - bias)
+        return float(sign * mantissa * 2.0 ** (1 - bias))
+    return float(sign * (1 + mantissa) * 2.0 ** (exponent - bias))
 
 
 def _e4m3fn(code: int) -> float:
@@ -104,7 +108,29 @@ def _(t: Terrain) -> Checks:
             wanted = torch.tensor([value(code) for code in range(256)], dtype=torch.float64)
             expect(name, decoded(bench, name, codes, 1).flatten(), wanted)
 
+    def plain(bench: Bench) -> None:
+        x = torch.randn(5, 6, generator=generator("plain"), dtype=torch.float64)
+        for name in sorted(PLAIN_ENCODINGS):
+            own = x.to(getattr(torch, name.value))
+            stored = encoded(bench, name.value, x)
+            expect(f"bytes of {name}", stored, own.view(torch.uint8))
+            expect(name.value, decoded(bench, name.value, stored, 6), own.double())
+
+    yield check("formats that torch stores", plain)
+
+    def relabelled(bench: Bench) -> None:
+        library, codes = bench.subject.library, torch.arange(256, dtype=torch.uint8)
+        there = library.relabel_fn_as_fnuz(codes.to(bench.device)).cpu()
+        wanted = [_e4m3fn(code) / 2 for code in range(256)]
+        expect("fn as fnuz", torch.tensor([_e4m3fnuz(int(c)) for c in there]), wanted)
+        back = library.relabel_fnuz_as_fn(codes.to(bench.device)).cpu()
+        # fn has no 480.
+        wanted = [max(-448.0, min(448.0, 2 * _e4m3fnuz(c))) if c != 0x80 else math.nan
+                  for c in range(256)]  # fmt: skip
+        expect("fnuz as fn", torch.tensor([_e4m3fn(int(c)) for c in back]), wanted)
+
     yield check("all codes of three formats", run)
+    yield check("fn relabelled as fnuz, and back", relabelled)
     for name in stored_by_layers():
         scene = coded(t, name, k_scale=[1.0], v_scale=[1.0])
         yield agrees(scene, t.pages())
@@ -123,10 +149,56 @@ def _(t: Terrain) -> Checks:
             expect(name, decoded(bench, name, stored, 3, scale=scale), [8.0, -1.0, 96.0])
 
     yield check("a scale of 4", run)
+    for format in CODED:
+        yield by_definition(format)
     for name in [*EIGHT_BIT, "nvfp4"]:
         scene = coded(t, name, k_scale=[0.25], v_scale=[4.0])
         for write in ("done", "fused", "first"):
             yield agrees(scene, t.pages(write=write))
+
+
+def by_definition(format: Format) -> Check:
+    """Rows of many sizes of numbers are the bytes, and mean the numbers, that they must."""
+    name = format.encoding.value
+
+    def run(bench: Bench) -> None:
+        for size in [format.size] if format.size else [64, 96, 7][: 2 + (not format.scales_apart)]:
+            x = _awkward(size, name)
+            for given in [None, 1.0, 0.3, 64.0] if format.needs else [None]:
+                scale = None if given is None else torch.tensor([given], device=bench.device)
+                factor = None if given is None else float(torch.tensor(given))
+                stored = encoded(bench, name, x, scale=scale)
+                rows = x.tolist()
+                wanted = [list(definitions.encode(format, values, factor)) for values in rows]
+                expect(f"bytes of {name}", stored.double(), torch.tensor(wanted).double())
+                meant = [definitions.meaning(format, values, factor) for values in rows]
+                back = decoded(bench, name, stored, size, scale=scale)
+                expect(f"numbers of {name}", back, torch.tensor(meant, dtype=torch.float64))
+                encode = bench.subject.library.encode_rows
+                one = encode(format, x[3].to(bench.device), scale=scale).cpu()
+                expect(f"one row of {name} alone", one.double(), stored[3].double())
+                heads = encode(format, x[None].to(bench.device), scale=scale).cpu()
+                expect(f"rows of {name} as heads", heads[0].double(), stored.double())
+
+    return check(f"{name} by its definition", run)
+
+
+def _awkward(size: int, name: str) -> torch.Tensor:
+    """Rows of numbers of all sizes, of one sign, exact powers of two and ties among them."""
+    gen = generator("awkward", name, size)
+    x = torch.randn(12, size, generator=gen)
+    x *= torch.tensor([1e-30, 1e-6, 1e-3, 1.0, 300.0, *[1.0] * 7])[:, None]
+    x[5], x[6] = x[5].abs() + 1, -x[6].abs() - 1
+    steps = torch.randint(-30, 31, (size,), generator=gen)
+    # Quarters: what is halfway between two codes of every format, and the largest of each.
+    x[7] = steps / 4
+    # Of 4-bit integers: a scale of 1, a zero point of 3, and ties.
+    ties = torch.tensor([-3.0, 12.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.5])
+    x[11] = ties.repeat(size)[:size]
+    x[9] = 0
+    x[10] = torch.randn(size, generator=gen) * 1e-40
+    x[8] = torch.tensor([448.0, 240.0, 6.0, 7.0, 0.0, -0.0, 127.0, 512.0]).repeat(size)[:size]
+    return x
 
 
 @H.case(3, "A token of zeros has zeros for codes and decodes to zeros, no 0/0")
@@ -194,7 +266,24 @@ def _(t: Terrain) -> Checks:
                 if differing(plain[other], spoilt[other]):
                     raise Failed(f"{name}: a NaN in token 1 changes token {other}")
 
+    def spoilt(bench: Bench) -> None:
+        for name in EIGHT_BIT:
+            stored = encoded(bench, name, torch.tensor([1.0, math.nan, 2.0]))
+            expect(f"a NaN in {name}", decoded(bench, name, stored, 3), [1.0, math.nan, 2.0])
+        for format in COMPUTED:
+            name, size = format.encoding.value, _size(format)
+            for bad in (math.nan, math.inf, -math.inf):
+                x = torch.randn(1, size, generator=generator("spoilt", name))
+                x[0, 2] = bad
+                back = decoded(bench, name, encoded(bench, name, x), size)
+                tile = format.tile(size)
+                if not bool(back[0, :tile].isnan().all()):
+                    raise Failed(f"{name}: a tile with {bad} does not decode to NaN")
+                if bool(back[0, tile:].isnan().any()):
+                    raise Failed(f"{name}: {bad} in one tile spoils another")
+
     yield check("a NaN in every format", run)
+    yield check("tiles with what is no number", spoilt)
 
 
 @H.case(6, "A scale may be one a tensor or one a head")
@@ -211,8 +300,29 @@ def _(t: Terrain) -> Checks:
             plain = library.decode_rows(format, stored, size=8, dtype=torch.float64)
             wanted = (x / scale[None, :, None]).double()
             expect(f"{name}, scales divided", plain.cpu(), wanted.cpu())
+            token = library.encode_rows(format, x[0].contiguous(), scale=scale)
+            expect(f"{name}, one token", token.double().cpu(), stored[0].double().cpu())
+
+    def found(bench: Bench) -> None:
+        x = torch.randn(5, 3, 8, generator=generator("amax")).to(bench.device)
+        x[2, 1, 3] = -11.0
+        x[:, 2] = 0
+        amax = x.abs().amax((0, 2)).cpu()
+        for name in [*EIGHT_BIT, "nvfp4"]:
+            format = format_of(name)
+            assert isinstance(format.element, Minifloat)
+            reach = format.element.headroom * (448.0 if name == "nvfp4" else 1.0)
+            one = bench.subject.library.amax_scale(format, x).cpu()
+            expect(f"scale of {name}", one, torch.tensor([11.0]) / reach)
+            each = bench.subject.library.amax_scale(format, x, per_head=True).cpu()
+            wanted = (amax / torch.full_like(amax, reach)).clamp(min=2.0**-126)
+            expect(f"scales of {name}", each, wanted)
+        for name in ("int8_th", "float16"):
+            find = partial(bench.subject.library.amax_scale, format_of(name), x)
+            raises(f"a scale for {name}", UnsupportedCallError, find)
 
     yield check("scales of three heads", run)
+    yield check("scales from the largest magnitudes", found)
     for name in EIGHT_BIT:
         for heads in (4, 6):
             scene = coded(
@@ -227,7 +337,9 @@ def _(t: Terrain) -> Checks:
 def _(t: Terrain) -> Checks:
     def run(bench: Bench) -> None:
         for name in EIGHT_BIT:
-            shape = PageShape(format=format_of(name), block_size=4, num_kv_heads=2, head_size=8)
+            shape = bench.subject.library.page_shape(
+                format=format_of(name), block_size=4, num_kv_heads=2, head_size=8
+            )
             pages = bench.subject.library.pages.allocate(shape, 3, bench.device)
             pages.pool.zero_()
             k, v = (torch.full((2, 2, 8), value, device=bench.device) for value in (8.0, 0.5))
@@ -290,7 +402,7 @@ def _(t: Terrain) -> Checks:
                 if back.shape != x.shape or not torch.allclose(back, x.double(), atol=0.3):
                     raise Failed(f"{name}: a row of {size} elements decodes to something else")
         for format in CODED:
-            shape = PageShape(
+            shape = bench.subject.library.page_shape(
                 format=format,
                 block_size=4,
                 num_kv_heads=1 if format.one_head else 2,
@@ -312,11 +424,53 @@ def _(t: Terrain) -> Checks:
             if bool(pages.pool[0].any()):
                 raise Failed(f"{format.encoding}: writing block 1 touched block 0")
 
+    def reordered(bench: Bench) -> None:
+        for format in (f for f in CODED if not f.one_head):
+            shape = bench.subject.library.page_shape(
+                format=format, block_size=4, num_kv_heads=2, head_size=64, v_head_size=32
+            )
+            pages = bench.subject.library.pages.allocate(shape, 3, bench.device)
+            pages.pool.zero_()
+            gen = generator("reordered", format.encoding.value)
+            k, v = (torch.randn(6, 2, n, generator=gen).to(bench.device) for n in (64, 32))
+            pages.write(k, v, torch.tensor([5, -1, 2, 9, -7, 8], device=bench.device))
+            other = pages.reordered(tokens_first=True)
+            for one, two in zip(pages.read(), other.read(), strict=True):
+                expect(f"{format.encoding} reordered", two.double().cpu(), one.double().cpu())
+            _placed(bench, format, pages.pool, k, v)
+        if (taken := _tokens(bench, 1).page_bytes) != 24:
+            raise Failed(f"a page of one token takes {taken} bytes, must be 24")
+        raises("pages without tokens", ConfigError, lambda: _tokens(bench, 0))
+
     yield check("rows and blocks", run)
+    yield check("narrower values, skipped slots, tokens before heads", reordered)
     for name in ("int8_th", "fp8_th", "int4_th"):
         scene = coded(t, name, head_size=t.head_size + 5)
         for how in t.arrangements():
             yield agrees(scene, how.replace(write="fused", layers=2))
+
+
+def _tokens(bench: Bench, block_size: int) -> Any:
+    """Pages of int8_th with one head of 8 elements: 12 bytes a row."""
+    return bench.subject.library.page_shape(
+        format=format_of("int8_th"), block_size=block_size, num_kv_heads=1, head_size=8
+    )
+
+
+def _placed(
+    bench: Bench, format: Format, pool: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """The third token is in block 0, place 2 of 4, each part of it where its area says."""
+    name, at = format.encoding.value, 0
+    for kind, x in (("key", k), ("value", v)):
+        rows = bench.subject.library.encode_rows(format, x[2:3])[0].cpu()
+        size = x.shape[-1]
+        behind = format.scale_bytes(size) if format.scales_apart else 0
+        for part in (rows[:, : rows.shape[-1] - behind], rows[:, rows.shape[-1] - behind :]):
+            width = part.shape[-1]
+            area = pool[0, at : at + 8 * width].cpu().view(2, 4, width)
+            expect(f"{kind} of {name} in its page", area[:, 2].double(), part.double())
+            at += 8 * width
 
 
 @H.case(10, "nvfp4: a block of zeros, the global scale, values of e2m1 exactly")
@@ -333,7 +487,28 @@ def _(t: Terrain) -> Checks:
         expect("nvfp4, global scale", decoded(bench, "nvfp4", stored, 48, scale=scale), small)
         expect("nvfp4 without its global scale", decoded(bench, "nvfp4", stored, 48), flat)
 
+    def swizzled(bench: Bench) -> None:
+        library = bench.subject.library
+        plain = torch.arange(2 * 8 * 12).reshape(2, 8, 12)
+        moved = torch.zeros_like(plain)
+        for token in range(8):
+            for tile in range(12):
+                moved[:, token // 4 * 4 + tile // 3, tile % 3 * 4 + token % 4] = plain[
+                    :, token, tile
+                ]
+        got = library.swizzle_scales(plain.to(bench.device))
+        expect("swizzled scales", got.cpu(), moved)
+        expect("and back", library.unswizzle_scales(got).cpu(), plain)
+        for shape in ((6, 8), (8, 6)):
+            for function in (library.swizzle_scales, library.unswizzle_scales):
+                raises(
+                    f"{shape} scales swizzled",
+                    ConfigError,
+                    lambda f=function, s=shape: f(torch.zeros(s)),
+                )
+
     yield check("nvfp4", run)
+    yield check("scales swizzled", swizzled)
     scene = coded(t, "nvfp4", k_scale=[0.5], v_scale=[2.0])
     long = normal(scene.config, [1, 2], [700, 530])
     yield agrees(long.replace(encoding=Encoding.NVFP4, k_scale=scene.k_scale), t.pages())

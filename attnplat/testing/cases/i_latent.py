@@ -162,7 +162,9 @@ def _(t: Terrain) -> Checks:
         _named([9, 2, 5, 40, 1 << 30, -7], [0, -1, 31, 30, 1, 29]),
     ]
     lens = ([1, 3, 2], [20, 5, 32])
+    beyond = [_named([20, 3, 0, 99, -1, 7])]
     for config in (t.sparse(), t.layer(topk=6)):
+        yield agrees(edges(normal(config, [1], [20], topk=beyond)), t.pages())
         yield agrees(edges(normal(config, *lens, topk=topk)), t.pages())
         yield agrees(normal(config, *lens, topk=topk), t.pages())
 

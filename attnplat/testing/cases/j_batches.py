@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from attnplat.errors import HostLengthsNeededError
 from attnplat.testing.bench import Bench, agrees, layers, same, unchanged
-from attnplat.testing.case import CaseList, Check, Checks
+from attnplat.testing.case import CaseList, Check, Checks, Refused
 from attnplat.testing.inputs import edges, normal
 from attnplat.testing.scenes import Scene
 from attnplat.testing.terrain import Terrain
@@ -94,8 +95,6 @@ def _(t: Terrain) -> Checks:
     scene = edges(normal(t.layer(), [1, 9, 3], [40, 33, 3]))
 
     def run(bench: Bench) -> None:
-        from attnplat.errors import HostLengthsNeededError
-
         impl = bench.impl(scene)
         stage = bench.lay_out(scene, t.pages(slack=64), impl)
         host = stage.batch.seq_lens_host
@@ -103,11 +102,11 @@ def _(t: Terrain) -> Checks:
         stage.batch = stage.batch.replace(host_lens="upper", seq_lens_host=host + 64)
         try:
             outcome = bench.call(scene, t.pages(), impl=impl, stage=stage)
-        except HostLengthsNeededError:
+        except HostLengthsNeededError as error:
             # On an accelerator a backend may say that it needs them; never copy them unasked.
             if t.device == "cpu":
                 raise
-            return
+            raise Refused(str(error)) from error
         bench.judge(scene, outcome)
 
     yield Check(layers(scene), run, "host_lens='upper'")

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnplat.backends.batch import BatchBounds
+from attnplat.backends.plan import Plan
 from attnplat.backends.workspace import Workspace
 from attnplat.config.names import Feature
 from attnplat.errors import AttnplatError
 from attnplat.testing.bench import Bench, Outcome, layers, raises, same, threads
 from attnplat.testing.bits import differing
-from attnplat.testing.case import CaseList, Check, Checks, Failed
+from attnplat.testing.case import CaseList, Check, Checks, Failed, Refused
 from attnplat.testing.guard import in_child
 from attnplat.testing.inputs import edges, normal
 from attnplat.testing.scenes import Scene
+from attnplat.testing.stage import tensors_of
 from attnplat.testing.terrain import Terrain
 
 M = CaseList("M", "plans, updates, threads, modes")
@@ -101,9 +107,12 @@ def _(t: Terrain) -> Checks:
         exactly = BatchBounds(max_reqs=2, max_tokens=4, max_query_len=3, max_seq_len=40)
         plan = impl.plan(stage.batch, stage.pages, bounds=exactly)
         bench.judge(scene, bench.call(scene, how, impl=impl, stage=stage, plan=plan))
-        other = bench.lay_out(small, how, impl)
+        # A plan that is updated in place is of as many rows as its bounds.
+        padded = t.pages(padding=3)
+        other = bench.lay_out(small, padded, impl)
         plan = impl.update(plan, other.batch, other.pages)
-        bench.judge(small, bench.call(small, how, impl=impl, stage=other, plan=plan))
+        bench.judge(small, bench.call(small, padded, impl=impl, stage=other, plan=plan))
+        bare = bench.lay_out(small, how, impl)
         for name in exactly.__dataclass_fields__:
             tight = replace(exactly, **{name: getattr(exactly, name) - 1})
             raises(
@@ -111,7 +120,7 @@ def _(t: Terrain) -> Checks:
                 AttnplatError,
                 lambda tight=tight: impl.plan(stage.batch, stage.pages, bounds=tight),
             )
-            kept = impl.plan(other.batch, other.pages, bounds=tight)
+            kept = impl.plan(bare.batch, bare.pages, bounds=tight)
             raises(
                 f"an update beyond {name}",
                 AttnplatError,
@@ -121,17 +130,78 @@ def _(t: Terrain) -> Checks:
     yield Check(layers(scene, small), run, "bounds")
 
 
-M.absent(
-    5,
-    "An update neither allocates nor waits for the device",
-    "no implementation here declares device-graph support, which is what asks for it",
-)
+@M.case(5, "An update in place keeps every address, allocates nothing and waits for nothing")
+def _(t: Terrain) -> Checks:
+    for config in (t.layer(), t.layer(sinks=True, sliding_window=(6, -1))):
+        first = edges(normal(config, [1, 3], [40, 20]))
+        steps = [edges(normal(config, *lens, seed=1)) for lens in (([2], [37]), ([1, 1], [3, 40]))]
+
+        def run(bench: Bench, first: Scene = first, steps: list[Scene] = steps) -> None:
+            if not bench.subject.impl.updates_in_place:
+                raise Refused("does not update plans in place")
+            impl, how = bench.impl(first), t.pages()
+            stage = bench.lay_out(first, how, impl)
+            bounds = BatchBounds(max_reqs=2, max_tokens=4, max_query_len=3, max_seq_len=40)
+            plan = impl.plan(stage.batch, stage.pages, bounds=bounds)
+            addresses = _addresses(plan)
+            for scene in steps:
+                padded = t.pages(padding=4 - scene.num_rows)
+                stage = bench.lay_out(scene, padded, impl)
+                with _no_waiting(bench), _Allocations() as seen:
+                    updated = impl.update(plan, stage.batch, stage.pages)
+                if seen.names:
+                    raise Failed(f"the update allocates: {', '.join(seen.names)}")
+                if updated is not plan or _addresses(plan) != addresses:
+                    raise Failed("the update makes a new plan, or moves what it reads")
+                outcome = bench.call(scene, padded, impl=impl, stage=stage, plan=plan)
+                bench.judge(scene, outcome)
+
+        yield Check(layers(first), run, str(first))
+
+
+def _addresses(plan: Plan) -> list[int]:
+    """Where everything is that a recorded call reads."""
+    found = [tensor.data_ptr() for _, tensor in tensors_of(plan.batch)]
+    pages = [] if plan.pages is None else tensors_of(plan.pages)
+    return found + [tensor.data_ptr() for _, tensor in pages]
+
+
+class _Allocations(TorchDispatchMode):
+    """Names of the operations whose results are new memory, not views and not given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)}
+        for made in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in given:
+                self.names.append(str(func))
+        return result
+
+
+@contextmanager
+def _no_waiting(bench: Bench) -> Iterator[None]:
+    """Where the device is CUDA's, any wait for it is an error."""
+    if bench.device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @M.case(6, "Two threads with two workspaces do not disturb each other")
 def _(t: Terrain) -> Checks:
-    one = edges(normal(t.layer(sinks=True), *LENS))
-    other = edges(normal(t.layer(sinks=True), [2, 1], [33, 90], seed=1))
+    # Of one shape, so that one thread's scratch would fit the other's call.
+    one = normal(t.layer(sinks=True), *LENS)
+    other = normal(t.layer(sinks=True), *LENS, seed=1)
 
     def run(bench: Bench) -> None:
         expected = [bench.agree(scene, t.pages()) for scene in (one, other)]
@@ -201,8 +271,10 @@ def _(t: Terrain) -> Checks:
             plain, how = bench.agree(scene, t.pages()), t.pages()
             with torch.inference_mode():
                 same("inference mode", plain, bench.call(scene, how))
+            impl, stage = bench.impl(scene), bench.lay_out(scene, how)
             with torch.autocast(t.device, dtype=torch.bfloat16):
-                same("autocast", plain, bench.call(scene, how))
+                other = bench.call(scene, how, impl=impl, stage=stage)
+            same("autocast", plain, other)
             if t.device == "cuda":
                 stream = torch.cuda.Stream()
                 stream.wait_stream(torch.cuda.current_stream())
@@ -217,7 +289,7 @@ def _(t: Terrain) -> Checks:
 M.absent(
     10,
     "A call may be captured on a side stream and replayed",
-    "no implementation here declares device-graph support",
+    "deferred: asked of TORCH_SDPA by tests/execution/test_graphs_on_device.py alone",
 )
 
 
@@ -259,7 +331,7 @@ def _(t: Terrain) -> Checks:
 M.absent(
     12,
     "torch.compile clones no cache and keeps write before read",
-    "deferred: write_kv and forward are not registered with torch.library yet",
+    "deferred: asked of the backends of a CPU by tests/execution/test_compile.py alone",
 )
 
 

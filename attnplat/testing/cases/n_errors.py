@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,10 +32,13 @@ LENS = ([1, 3], [20, 5])
 
 @N.case(1, "What an implementation does not take it refuses when created, and names it")
 def _(t: Terrain) -> Checks:
+    kinds = (t.layer(), t.latent(), t.sparse(), t.expanded())
+
     def features(bench: Bench) -> None:
         impl = bench.subject.impl
+        own = next(config for config in kinds if config.operation in impl.operations)
         for feature in sorted(set(Feature) - impl.features):
-            config = t.layer(also_needs={feature})
+            config = own.replace(also_needs={feature})
             error = raises(
                 f"a layer that wants {feature}",
                 ConfigError,
@@ -47,7 +51,7 @@ def _(t: Terrain) -> Checks:
 
     def operations(bench: Bench) -> None:
         impl = bench.subject.impl
-        for config in (t.layer(), t.latent(), t.sparse(), t.expanded()):
+        for config in kinds:
             if config.operation in impl.operations:
                 continue
             error = raises(
@@ -64,12 +68,10 @@ def _(t: Terrain) -> Checks:
         from attnplat.backends.formats.encodings import Encoding
 
         impl = bench.subject.impl
+        own = next(config for config in kinds if config.operation in impl.operations)
         for encoding in sorted(set(Encoding) - impl.encodings):
-            error = raises(
-                f"a cache of {encoding}",
-                AttnplatError,
-                lambda encoding=encoding: impl.create(t.layer(), bench.device, encoding=encoding),
-            )
+            create = partial(impl.create, own, bench.device, encoding=encoding)
+            error = raises(f"a cache of {encoding}", AttnplatError, create)
             if encoding.value not in str(error):
                 raise Failed(f"the refusal of {encoding} does not name it: {error}")
 
@@ -189,7 +191,7 @@ def _(t: Terrain) -> Checks:
         ("position_bias", t.layer(position_bias=True)),
         ("topk_indices", t.layer(topk=4)),
     ):
-        missing: dict[str, Wrong] = {f"{name} missing": lambda s, name=name: {name: None}}
+        missing = {f"{name} missing": _without(name)}
         yield _refuses(normal(config, *LENS), t, missing, UnsupportedCallError)
     rswa = normal(t.layer(rswa=True, sliding_window=(3, -1)), *LENS)
 
@@ -206,11 +208,16 @@ def _(t: Terrain) -> Checks:
     yield Check(layers(rswa), run, "prefix_lens missing")
 
 
+def _without(name: str) -> Wrong:
+    return lambda stage: {name: None}
+
+
 def _of(name: str, change: Callable[[torch.Tensor], Any]) -> Wrong:
     def wrong(stage: Stage) -> dict[str, Any]:
         if name in ("k", "v"):
-            assert stage.kv is not None and stage.kv[1] is not None
+            assert stage.kv is not None
             k, v = stage.kv
+            assert v is not None
             return {"kv": (change(k), v) if name == "k" else (k, change(v))}
         found = stage.options.get(name, getattr(stage, name, None))
         assert isinstance(found, torch.Tensor)
@@ -346,7 +353,7 @@ def _(t: Terrain) -> Checks:
         stage = bench.lay_out(scene, t.pages(), impl)
         plan = impl.plan(stage.batch, stage.pages)
         spec = impl.kv_cache_spec(t.block_size, t.layouts[0])
-        wrong = {
+        wrong: dict[str, Any] = {
             "num_kv_heads": spec.num_kv_heads + 1,
             "head_size": 2 * spec.head_size,
             "v_head_size": 2 * spec.v_head_size,
@@ -362,12 +369,14 @@ def _(t: Terrain) -> Checks:
             )
             if name not in str(error):
                 raise Failed(f"the error about another {name} does not name it: {error}")
-        small = KVCache.allocate(spec, 1, bench.device)
-        if t.device == "cpu":
+        assert stage.pages is not None
+        named = stage.pages.block_table[:, 0]
+        for count in (1, int(named.max())) if t.device == "cpu" else ():
+            small = KVCache.allocate(spec, count, bench.device)
             raises(
                 "a cache of fewer blocks than the table names",
                 PlanMismatchError,
-                lambda: impl.forward(plan, stage.q, small),
+                lambda small=small: impl.forward(plan, stage.q, small),
             )
 
     yield Check(layers(scene), run, "foreign caches")

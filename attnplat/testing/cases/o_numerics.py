@@ -75,6 +75,9 @@ def _(t: Terrain) -> Checks:
 @O.case(5, "Sums over very long sequences run in float32 or wider", every_dtype=True)
 def _(t: Terrain) -> Checks:
     keys = 131_072 if t.full else 8_192
+    # More keys than are copied at a time for two heads, half of them before the window.
+    wide = uniform(t.layer(num_heads=4, num_kv_heads=2, head_size=8 * t.head_size), [1], [17_000])
+    yield agrees(wide, t.pages())
     scene = uniform(t.layer(num_heads=2, num_kv_heads=1), [1], [keys])
     yield agrees(_with_values(scene, 1.0), t.pages())
     # Values of 1 and 1 + an ulp: narrow sums would lose the difference.

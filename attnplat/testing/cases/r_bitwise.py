@@ -131,7 +131,8 @@ def _(t: Terrain) -> Checks:
     for scene in kinds(t, 10):
 
         def run(bench: Bench, scene: Scene = scene) -> None:
-            impl, how = bench.impl(scene), t.pages()
+            # A plan that is updated in place is of as many rows as its bounds.
+            impl, how = bench.impl(scene), t.pages(padding=64 - scene.num_rows)
             bounds = BatchBounds(max_reqs=9, max_tokens=64, max_query_len=64, max_seq_len=256)
             other = scene.reordered(range(len(scene.requests) - 1, -1, -1))
             before = bench.lay_out(other, how, impl)
@@ -150,7 +151,7 @@ def _(t: Terrain) -> Checks:
 R.absent(
     11,
     "A graph replayed, or the calls it was captured from",
-    "no implementation here declares device-graph support",
+    "deferred: asked of TORCH_SDPA by tests/execution/test_graphs_on_device.py alone",
 )
 
 

@@ -20,18 +20,21 @@ class Bug:
     Attributes:
         name: stable, in the words of its class or function.
         what: what is wrong, in one sentence.
+        kinds: the kinds of cases that are most likely to fail.
         plant: makes a healthy subject wrong.
     """
 
     name: str
     what: str
+    kinds: str
     plant: Callable[[Subject], Subject]
 
 
 class BugList:
-    """The bugs of one kind."""
+    """The bugs of one kind, and the kinds of cases that are about such."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: str) -> None:
+        self.kinds = kinds
         self.bugs: list[Bug] = []
 
     def impl(self, wrong: type[AttentionImpl]) -> type[AttentionImpl]:
@@ -64,7 +67,7 @@ class BugList:
     def _add(self, name: str, what: str | None, plant: Callable[[Subject], Subject]) -> None:
         if not what:
             raise ValueError(f"bug {name!r} does not say what is wrong")
-        self.bugs.append(Bug(name, what.split("\n")[0], plant))
+        self.bugs.append(Bug(name, what.split("\n")[0], self.kinds, plant))
 
 
 def _words(kind: type) -> str:

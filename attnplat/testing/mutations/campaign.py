@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,17 +14,24 @@ from attnplat.errors import ConfigError
 from attnplat.testing.case import Case
 from attnplat.testing.cases import CASES
 from attnplat.testing.mutations.bug import Bug, healthy
-from attnplat.testing.mutations.copies import CODECS, MUTATED, planted, source_of
-from attnplat.testing.mutations.equivalent import EQUIVALENT
-from attnplat.testing.mutations.hunt import Hunt, Prey
+from attnplat.testing.mutations.copies import MUTATED, planted, source_of
+from attnplat.testing.mutations.equivalent import COSTS, EQUIVALENT
+from attnplat.testing.mutations.hunt import Hunt, Plant, Prey, Trial
+from attnplat.testing.mutations.infection import Infection, Spread
 from attnplat.testing.mutations.mutants import Mutant, mutants
 from attnplat.testing.mutations.planted import PLANTED
 from attnplat.testing.runner import Suite
 from attnplat.testing.subject import Subject, subject_of
-from attnplat.testing.terrain import Level, terrains
+from attnplat.testing.terrain import Level, Terrain, terrains
 
 KILLS = Path(__file__).with_name("kills.json")
 """Which cases each bug failed, and one case that each mutant failed, in the last full run."""
+
+BATCH = 12
+"""Wrong subjects that share a process when each is asked one case."""
+
+SAMPLED = 9
+"""One in so many mutants is made when there is little time."""
 
 ASKED = tuple(case for case in CASES if case.build is not None)
 
@@ -32,7 +41,7 @@ class Kills:
     """What a full run has found.
 
     Attributes:
-        planted: bug -> ids of all cases it fails.
+        planted: bug -> ids of cases it fails, not of all.
         mutants: mutant -> id of a case it fails.
     """
 
@@ -62,7 +71,7 @@ class Outcome:
     """What came of a campaign.
 
     Attributes:
-        level: `quick` asks each bug the cases that caught it before, `full` all of them.
+        level: `quick` or `full`.
         planted, mutants: name -> ids of the cases that caught it, empty for none.
         equivalent: mutants that are no bugs, with the reason; they are not run.
         unhealthy: what the specimen or TORCH_SDPA failed without any bug.
@@ -111,9 +120,12 @@ def run_campaign(
     *,
     seed: int = 0,
     workers: int | None = None,
-    told: Callable[[str, list[str]], None] | None = None,
+    told: Told | None = None,
 ) -> Outcome:
-    """Plant every bug and make every mutant, and see which cases catch them.
+    """Plant every bug and make mutants, and see which cases catch them.
+
+    `quick` asks each bug, and a sample of the mutants, one case that caught it before; `full`
+    looks for cases anew where those do not, for a bug to every case, and makes every mutant.
 
     It forks; call it in a process that has not used several threads in torch. Linux only.
 
@@ -122,32 +134,144 @@ def run_campaign(
     kills = Kills.read()
     if level == "quick" and not kills.planted:
         raise ConfigError(f"{KILLS.name} is missing; it comes with a full run of the mutations")
-    subject = subject_of("REFERENCE")
-    specimen = healthy(subject)
-    suite, grounds = Suite(), terrains(specimen, "quick", seed)
-    hunt = Hunt(specimen, suite, grounds, workers)
-    needed = ASKED if level == "full" else _needed(kills)
-    unhealthy = hunt.warm(needed)
-    bugs = [_bug_prey(bug, level, kills) for bug in PLANTED]
-    caught = hunt.run(bugs, told)
-    made = [m for m in all_mutants() if m.name not in EQUIVALENT]
-    if level == "quick":
-        made = [m for m in made if m.name in kills.mutants]
-    fused = Hunt(_healthy_sdpa(), suite, grounds, workers)
-    unhealthy |= {f"TORCH_SDPA {name}": why for name, why in fused.warm(needed).items()}
-    killed = fused.run([_mutant_prey(m, level, kills) for m in made], told)
-    return Outcome(
-        level=level,
-        planted=caught,
-        mutants=killed,
-        equivalent=EQUIVALENT,
-        unhealthy=unhealthy,
-    )
+    suite, specimen = Suite(), healthy(subject_of("REFERENCE"))
+    grounds = terrains(specimen, "quick", seed)
+    run = Campaign(suite, grounds, kills, workers, told)
+    return run.quick(specimen) if level == "quick" else run.full(specimen)
+
+
+Told = Callable[[str, list[str]], None]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Both kinds of runs, on one suite."""
+
+    suite: Suite
+    grounds: Sequence[Terrain]
+    known: Kills
+    workers: int | None
+    told: Told | None
+
+    def quick(self, specimen: Subject) -> Outcome:
+        """What caught each bug before, asked of it again; of mutants a sample."""
+        known = {bug: _cheapest(cases) for bug, cases in self.known.planted.items() if cases}
+        made = {m.name: m for m in all_mutants() if _sampled(m) and m.name in self.known.mutants}
+        bugs = [_one(bug.name, bug.plant, known[bug.name]) for bug in PLANTED if bug.name in known]
+        some = [_one(m.name, _planter(m), self.known.mutants[m.name]) for m in made.values()]
+        hunt, unhealthy = self._hunt(specimen, [trial.case for trial in bugs])
+        caught = hunt.run(_batches(bugs), self.told)
+        fused, wrong = self._hunt(_healthy_sdpa(), [trial.case for trial in some])
+        killed = fused.run(_batches(some), self.told)
+        seen = {label for found in (*caught.values(), *killed.values()) for label in found}
+        return Outcome(
+            level="quick",
+            planted={b.name: [known[b.name]] if b.name in seen else [] for b in PLANTED},
+            mutants={m: [self.known.mutants[m]] if m in seen else [] for m in made},
+            equivalent=EQUIVALENT,
+            unhealthy=unhealthy | {f"TORCH_SDPA {name}": why for name, why in wrong.items()},
+        )
+
+    def _hunt(self, subject: Subject, cases: Sequence[Case]) -> tuple[Hunt, dict[str, str]]:
+        hunt = Hunt(subject, self.suite, self.grounds, self.workers)
+        return hunt, hunt.warm([case for case in ASKED if case in cases])
+
+    def full(self, specimen: Subject) -> Outcome:
+        """Every bug and mutant, until a case catches it or all have been asked."""
+        hunt, unhealthy = self._hunt(specimen, ASKED)
+        caught = self.full_bugs(hunt)
+        killed, wrong = self.full_mutants([m for m in all_mutants() if m.name not in EQUIVALENT])
+        return Outcome(
+            level="full",
+            planted=caught,
+            mutants=killed,
+            equivalent=EQUIVALENT,
+            unhealthy=unhealthy | {f"TORCH_SDPA {name}": why for name, why in wrong.items()},
+        )
+
+    def full_bugs(self, hunt: Hunt) -> dict[str, list[str]]:
+        """Bug -> cases: first cases for each bug, then bugs for each case that has none."""
+        caught = hunt.run((self._bug(bug, hunt) for bug in PLANTED), self.told)
+        bare = [case for case in ASKED if not any(case.id in ids for ids in caught.values())]
+        more = hunt.run((_case_prey(case) for case in bare), self.told)
+        found = {bug: {*ids, *(c for c, bugs in more.items() if bug in bugs)}
+                 for bug, ids in caught.items()}  # fmt: skip
+        return {bug: [case.id for case in ASKED if case.id in ids] for bug, ids in found.items()}
+
+    def _bug(self, bug: Bug, hunt: Hunt) -> Prey:
+        """What caught it before, then all that is about such, then all else, cheap ones first."""
+        known = self.known.planted.get(bug.name, ())
+        kinds = bug.kinds + "".join(sorted({case.id[0] for case in ASKED} - set(bug.kinds)))
+        rest = sorted(
+            (case for case in ASKED if case.id not in known),
+            key=lambda case: (
+                case.threaded, kinds.index(case.id[0]), hunt.seconds.get(case.id, 0.0)
+            ),
+        )  # fmt: skip
+        return Prey.of(bug.name, bug.plant, [*_cases(known), *rest], max(1, len(known)))
+
+    def full_mutants(
+        self, mutants: Sequence[Mutant]
+    ) -> tuple[dict[str, list[str]], dict[str, str]]:
+        """Mutant -> cases, and what TORCH_SDPA fails without any."""
+        infection, subject = Infection(mutants), _healthy_sdpa()
+        cases = [case for case in ASKED if not case.threaded]
+        hunt = Hunt(subject, self.suite, self.grounds, self.workers)
+        spread = Spread.start(infection, subject, self.suite, self.grounds, cases, hunt.workers)
+        wrong = hunt.warm(cases)
+        wrong |= spread.found(infection)
+        order = Order(hunt.seconds, {m.name: m for m in mutants})
+
+        def told(name: str, ids: list[str]) -> None:
+            order.learn(name, ids)
+            if self.told is not None:
+                self.told(name, ids)
+
+        def preys() -> Iterator[Prey]:
+            for mutant in mutants:
+                known = _cases([self.known.mutants.get(mutant.name, "")])
+                rest = order.of(mutant, infection.cases[mutant.name])
+                yield Prey.of(mutant.name, _planter(mutant), [*known, *rest])
+
+        return hunt.run(preys(), told), wrong
+
+
+class Order:
+    """The order in which a mutant is asked: what caught others of its function, then by cost."""
+
+    def __init__(self, seconds: Mapping[str, float], mutants: Mapping[str, Mutant]) -> None:
+        self.seconds = seconds
+        self.mutants = mutants
+        self.caught: Counter[tuple[str, str, str]] = Counter()
+
+    def learn(self, name: str, cases: Sequence[str]) -> None:
+        """A mutant was caught by these cases."""
+        mutant = self.mutants[name]
+        self.caught.update((mutant.module, mutant.function, case) for case in cases)
+
+    def of(self, mutant: Mutant, infected: Sequence[str]) -> list[Case]:
+        """The cases in which it differs. Those on several threads are not among them: they
+        cannot be watched, and arithmetic does not know of threads."""
+
+        def key(case: Case) -> tuple[int, float]:
+            count = self.caught[mutant.module, mutant.function, case.id]
+            return -count, self.seconds.get(case.id, 0.0)
+
+        return sorted(_cases(infected), key=key)
 
 
 def all_mutants() -> list[Mutant]:
-    """The mutants of every module that is mutated."""
-    return [mutant for module in MUTATED for mutant in mutants(module, source_of(module))]
+    """The mutants of every module that is mutated, without functions about costs alone."""
+    found = [mutant for module in MUTATED for mutant in mutants(module, source_of(module))]
+    return [m for m in found if f"{m.module}.{m.function}" not in COSTS]
+
+
+def _sampled(mutant: Mutant) -> bool:
+    return zlib.crc32(mutant.name.encode()) % SAMPLED == 0
+
+
+def _planter(mutant: Mutant) -> Plant:
+    return lambda subject: planted(mutant, subject)
 
 
 def _healthy_sdpa() -> Subject:
@@ -155,43 +279,27 @@ def _healthy_sdpa() -> Subject:
     return subject_of("TORCH_SDPA").replace(declared=())
 
 
-def _cases(ids: Sequence[str]) -> list[Case]:
+def _cases(ids: Iterable[str]) -> list[Case]:
     wanted = set(ids)
     return [case for case in ASKED if case.id in wanted]
 
 
-def _needed(kills: Kills) -> list[Case]:
-    """The cases that a quick run asks."""
-    ids = {own[0] for own in map(_killers, kills.planted.values()) if own}
-    return _cases([*ids, *kills.mutants.values()])
+def _one(label: str, plant: Plant, case: str) -> Trial:
+    return Trial(label, plant, _cases([case])[0])
 
 
-def _killers(ids: Sequence[str]) -> list[str]:
-    """The cases to ask first of a bug that failed these: the cheapest to run."""
-    return sorted(ids, key=lambda case: (case[0] in "RMO", ids.index(case)))[:1]
+def _cheapest(ids: Sequence[str]) -> str:
+    """The case to ask of a bug that failed these; the kinds that take longest come last."""
+    return min(ids, key=lambda case: (case[0] in "RMO", ids.index(case)))
 
 
-def _bug_prey(bug: Bug, level: Level, kills: Kills) -> Prey:
-    known = kills.planted.get(bug.name)
-    if level == "full" or not known:
-        return Prey(bug.name, bug.plant, ASKED, all=level == "full")
-    return Prey(bug.name, bug.plant, _cases(_killers(known)))
+def _batches(trials: Sequence[Trial]) -> Iterator[Prey]:
+    for first in range(0, len(trials), BATCH):
+        some = trials[first : first + BATCH]
+        yield Prey(f"{some[0].label} ...", some, len(some))
 
 
-def _mutant_prey(mutant: Mutant, level: Level, kills: Kills) -> Prey:
-    """A mutant is asked what caught it before first, then all that its module is about."""
-
-    def plant(subject: Subject) -> Subject:
-        return planted(mutant, subject)
-
-    known = [kills.mutants[mutant.name]] if mutant.name in kills.mutants else []
-    if level == "quick":
-        return Prey(mutant.name, plant, _cases(known))
-    about = [case for case in ASKED if mutant.module not in CODECS or case.id[0] in "HI"]
-    rest = [case for case in _in_order(about) if case.id not in known]
-    return Prey(mutant.name, plant, [*_cases(known), *rest])
-
-
-def _in_order(cases: Sequence[Case]) -> list[Case]:
-    """Cases that catch much first, slow ones last."""
-    return sorted(cases, key=lambda case: "DABCGEFIJHKNMRO".index(case.id[0]))
+def _case_prey(case: Case) -> Prey:
+    """A case that no bug has failed yet: all bugs, those of its kind first."""
+    order = sorted(PLANTED, key=lambda bug: (bug.kinds + case.id[0]).index(case.id[0]))
+    return Prey(case.id, [Trial(bug.name, bug.plant, case) for bug in order])

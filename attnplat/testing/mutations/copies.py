@@ -10,7 +10,7 @@ import ast
 import copy
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import util
@@ -63,11 +63,17 @@ def source_of(module: str) -> str:
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
+Watch = Callable[[str, ModuleType], None]
+
+
 @contextmanager
 def copies(
-    modules: tuple[str, ...], changed: Mapping[str, ast.Module]
+    modules: tuple[str, ...], changed: Mapping[str, ast.Module], watch: Watch | None = None
 ) -> Iterator[dict[str, ModuleType]]:
-    """Copies of `modules`, those in `changed` from that source; gone afterwards."""
+    """Copies of `modules`, those in `changed` from that source; gone afterwards.
+
+    `watch` is given each copy before another one imports from it.
+    """
     prefix = f"_attnplat_copy_{next(_numbers)}"
     renamed = {module: f"{prefix}_{module.rpartition('.')[2]}" for module in modules}
     made = {}
@@ -75,6 +81,8 @@ def copies(
         for module in modules:
             tree = changed.get(module) or ast.parse(source_of(module))
             made[module] = _execute(module, renamed, tree)
+            if watch is not None:
+                watch(module, made[module])
         yield made
     finally:
         for name in renamed.values():
@@ -85,9 +93,9 @@ def _execute(module: str, renamed: Mapping[str, str], tree: ast.Module) -> Modul
     """The module under its new name, its imports of copied modules led to the copies."""
     led = []
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module in renamed:
+        if isinstance(node, ast.ImportFrom) and (name := renamed.get(node.module or "")):
             node = copy.copy(node)
-            node.module = renamed[node.module]
+            node.module = name
         led.append(node)
     own = copy.copy(tree)
     own.body = led
@@ -99,24 +107,41 @@ def _execute(module: str, renamed: Mapping[str, str], tree: ast.Module) -> Modul
 
 
 def planted(mutant: Mutant, subject: Subject) -> Subject:
-    """The subject with TORCH_SDPA, merging or codecs from the mutant's source.
-
-    The copies stay in `sys.modules`; call it in a process of its own.
-    """
+    """The subject with TORCH_SDPA and merging, or the codecs, from the mutant's source."""
     changed = {mutant.module: mutant.tree}
-    library = subject.library
-    if mutant.module in CODECS:
-        with copies(CODECS, changed) as made:
-            rows, pages = made[f"{_FORMATS}.rows"], made[f"{_FORMATS}.pages"]
-            library = replace(
-                library,
-                encode_rows=rows.encode_rows,
-                decode_rows=rows.decode_rows,
-                pages=pages.Pages,
-            )
-            return subject.replace(name=mutant.name, library=library)
-    with copies(EXECUTION, changed) as made:
-        merge = made["attnplat.ops.merge"]
-        library = replace(library, merge_states=merge.merge_states, apply_sinks=merge.apply_sinks)
-        impl = made[f"{_PORTABLE}.torch_sdpa"].TorchSdpaImpl
-        return subject.replace(name=mutant.name, impl=impl, library=library)
+    swap = with_codecs if mutant.module in CODECS else with_execution
+    return swap(subject, changed).replace(name=mutant.name)
+
+
+def with_codecs(
+    subject: Subject, changed: Mapping[str, ast.Module], watch: Watch | None = None
+) -> Subject:
+    """The subject whose library has copies of the codecs, those in `changed` of that source."""
+    with copies(CODECS, changed, watch) as made:
+        rows, pages = made[f"{_FORMATS}.rows"], made[f"{_FORMATS}.pages"]
+        elements = made[f"{_FORMATS}.element_codec"]
+        library = replace(
+            subject.library,
+            encode_rows=rows.encode_rows,
+            decode_rows=rows.decode_rows,
+            amax_scale=rows.amax_scale,
+            relabel_fn_as_fnuz=elements.relabel_fn_as_fnuz,
+            relabel_fnuz_as_fn=elements.relabel_fnuz_as_fn,
+            pages=pages.Pages,
+            page_shape=pages.PageShape,
+            swizzle_scales=pages.swizzle_scales,
+            unswizzle_scales=pages.unswizzle_scales,
+        )
+    return subject.replace(library=library)
+
+
+def with_execution(
+    subject: Subject, changed: Mapping[str, ast.Module], watch: Watch | None = None
+) -> Subject:
+    """The subject with copies of TORCH_SDPA and merging, those in `changed` of that source."""
+    with copies(EXECUTION, changed, watch) as made:
+        merge, sdpa = made["attnplat.ops.merge"], made[f"{_PORTABLE}.torch_sdpa"]
+        library = replace(
+            subject.library, merge_states=merge.merge_states, apply_sinks=merge.apply_sinks
+        )
+    return subject.replace(impl=sdpa.TorchSdpaImpl, library=library)

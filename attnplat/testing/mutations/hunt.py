@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,20 +27,32 @@ Plant = Callable[[Subject], Subject]
 
 
 @dataclass(frozen=True)
-class Prey:
-    """One wrong subject to be hunted.
+class Trial:
+    """A wrong subject and a case asked of it.
 
     Attributes:
-        name: what it is called.
+        label: what to call the trial where it fails.
         plant: makes the healthy subject wrong.
-        cases: the cases to ask, in order.
-        all: ask all of them, not only until one fails.
+        case: what is asked.
     """
 
-    name: str
+    label: str
     plant: Plant
-    cases: Sequence[Case]
-    all: bool = False
+    case: Case
+
+
+@dataclass(frozen=True)
+class Prey:
+    """What is hunted: trials in one process, in order, until `enough` have failed."""
+
+    name: str
+    trials: Sequence[Trial]
+    enough: int = 1
+
+    @classmethod
+    def of(cls, name: str, plant: Plant, cases: Iterable[Case], enough: int = 1) -> Prey:
+        """One wrong subject that is asked several cases."""
+        return cls(name, [Trial(case.id, plant, case) for case in cases], enough)
 
 
 @dataclass
@@ -49,8 +62,14 @@ class _Child:
     pipe: int
     started: float
     failed: list[str] = field(default_factory=list)
-    asking: str = ""
+    asked: int = 0
+    broken: bool = False
     rest: bytes = b""
+
+    def remaining(self) -> Sequence[Trial]:
+        """The trials that a process which died has left, where they are still wanted."""
+        wanted = self.broken and len(self.failed) < self.prey.enough
+        return self.prey.trials[self.asked :] if wanted else ()
 
 
 class Hunt:
@@ -63,6 +82,7 @@ class Hunt:
         self.suite = suite
         self.grounds = grounds
         self.workers = workers or len(os.sched_getaffinity(0))
+        self.seconds: dict[str, float] = {}
 
     def warm(self, cases: Sequence[Case]) -> dict[str, str]:
         """Build all checks and their truths by running the healthy subject; what it fails.
@@ -77,56 +97,65 @@ class Hunt:
                         self.suite.checks(case, ground)
                     continue
                 result = self.suite.run_case(case, bench, self.grounds)
+                self.seconds[case.id] = result.seconds
                 if result.status == Status.FAILED:
                     wrong[case.id] = result.reason
         threaded = [case for case in cases if case.threaded]
-        found = self.run([Prey("healthy", lambda subject: subject, threaded, all=True)])
+        found = self.run([Prey.of("healthy", lambda subject: subject, threaded, len(threaded))])
         return wrong | dict.fromkeys(found["healthy"], "fails on several threads")
 
     def run(
         self, preys: Iterable[Prey], told: Callable[[str, list[str]], None] | None = None
     ) -> dict[str, list[str]]:
-        """Name -> ids of the cases it failed."""
-        waiting, running, found = list(preys)[::-1], [], {}
-        while waiting or running:
-            while waiting and len(running) < self.workers:
-                running.append(self._start(waiting.pop()))
+        """Name -> labels of the trials that failed. A prey is asked for when its turn comes."""
+        waiting = iter(preys)
+        running: list[_Child] = []
+        found: dict[str, list[str]] = {}
+        while True:
+            while len(running) < self.workers and (prey := next(waiting, None)) is not None:
+                running.append(self._start(prey))
+            if not running:
+                return found
             for child in self._wait(running):
                 running.remove(child)
+                if rest := child.remaining():
+                    running.append(self._start(replace(child.prey, trials=rest), child.failed))
+                    continue
                 found[child.prey.name] = child.failed
                 if told is not None:
                     told(child.prey.name, child.failed)
-        return found
 
-    def _start(self, prey: Prey) -> _Child:
+    def _start(self, prey: Prey, failed: Sequence[str] = ()) -> _Child:
         reader, writer = os.pipe()
         process = os.fork()
         if process == 0:
             os.close(reader)
-            self._work(prey, writer)
-            os._exit(0)
+            try:
+                self._work(prey, writer, len(failed))
+            finally:
+                # Dying of an error, too, means that the trial at hand has failed.
+                os._exit(sys.exc_info()[0] is not None)
         os.close(writer)
-        return _Child(prey, process, reader, time.monotonic())
+        return _Child(prey, process, reader, time.monotonic(), list(failed))
 
-    def _work(self, prey: Prey, writer: int) -> None:
+    def _work(self, prey: Prey, writer: int, failed: int) -> None:
         """Run in the child: tell each case before it is asked, and whether it failed."""
         torch.set_num_threads(1)
         with open(os.devnull, "w") as silent:
             for stream in (1, 2):
                 os.dup2(silent.fileno(), stream)
-        try:
-            bench = Bench(prey.plant(self.healthy))
-        except BaseException:
-            os.write(writer, b"? planting\n! planting\n")
-            return
-        for case in prey.cases:
-            os.write(writer, f"? {case.id}\n".encode())
-            result = self.suite.run_case(case, bench, self.grounds)
+        plant: Plant | None = None
+        bench: Bench | None = None
+        for trial in prey.trials:
+            os.write(writer, f"? {trial.label}\n".encode())
+            if bench is None or plant is not trial.plant:
+                plant, bench = trial.plant, Bench(trial.plant(self.healthy))
+            result = self.suite.run_case(trial.case, bench, self.grounds)
             if result.status == Status.FAILED:
-                os.write(writer, f"! {case.id}\n".encode())
-                if not prey.all:
+                os.write(writer, f"! {trial.label}\n".encode())
+                failed += 1
+                if failed == prey.enough:
                     return
-        os.write(writer, b"? end\n")
 
     def _wait(self, running: list[_Child]) -> list[_Child]:
         """Read what children tell; those that have ended."""
@@ -148,19 +177,16 @@ class Hunt:
         for line in lines:
             kind, name = line.decode().split(" ", 1)
             child.started = time.monotonic()
-            if kind == "!":
-                child.failed.append(name)
-                child.asking = ""
+            if kind == "?":
+                child.asked += 1
             else:
-                child.asking = name
+                child.failed.append(name)
 
     def _bury(self, child: _Child) -> None:
+        """What killed the process has failed the trial at hand."""
         os.close(child.pipe)
         _, status = os.waitpid(child.process, 0)
-        if status and child.asking not in ("", "end"):
-            child.failed.append(child.asking)
-
-
-def by_case(found: Mapping[str, Sequence[str]], cases: Iterable[Case]) -> dict[str, list[str]]:
-    """Case id -> names of the bugs that fail it."""
-    return {case.id: [name for name, ids in found.items() if case.id in ids] for case in cases}
+        child.broken = status != 0
+        if child.broken:
+            label = child.prey.trials[max(child.asked, 1) - 1].label
+            child.failed += [] if label in child.failed else [label]

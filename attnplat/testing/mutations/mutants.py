@@ -41,18 +41,38 @@ class Mutant:
         module: the module's name.
         function: the function or method in it.
         change: `original -> changed`, and which of several equal ones it is.
-        tree: the changed source.
+        source: the unchanged source.
+        target, changed: the expression in it, and what takes its place.
     """
 
     module: str
     function: str
     change: str
-    tree: ast.Module
+    source: ast.Module
+    target: ast.AST
+    changed: ast.AST
 
     @property
     def name(self) -> str:
         """Stable as long as the changed expression stays."""
         return f"{self.module.rpartition('.')[2]}.{self.function}: {self.change}"
+
+    @property
+    def tree(self) -> ast.Module:
+        """The changed source."""
+        made = replaced(self.source, self.target, self.changed)
+        assert isinstance(made, ast.Module)
+        return made
+
+    @property
+    def changed_function(self) -> ast.FunctionDef:
+        """The changed function alone, without its decorators."""
+        whole = dict(functions(self.source))[self.function]
+        made = replaced(whole, self.target, self.changed)
+        assert isinstance(made, ast.FunctionDef)
+        made = copy.copy(made)
+        made.decorator_list = []
+        return made
 
 
 def mutants(module: str, source: str) -> Iterator[Mutant]:
@@ -65,7 +85,7 @@ def mutants(module: str, source: str) -> Iterator[Mutant]:
                 told = f"{ast.unparse(target)} -> {ast.unparse(changed)}"
                 count[told] = count.get(told, 0) + 1
                 more = f" ({count[told]})" if count[told] > 1 else ""
-                yield Mutant(module, function, told + more, replaced(tree, target, changed))
+                yield Mutant(module, function, told + more, tree, target, changed)
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
@@ -104,6 +124,9 @@ def _called(node: ast.AST) -> str:
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
+_SYMMETRIC = frozenset({"min", "max", "maximum", "logaddexp", "equal", "allclose", "transpose"})
+"""Functions whose first two arguments may be swapped."""
+
 _COUNTING = frozenset({"range", "arange", "min", "max", "clamp", "roll", "expand"})
 _ALWAYS = ast.BinOp | ast.Compare | ast.Slice
 
@@ -140,10 +163,15 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
     if name == "where" and len(node.args) == 3:
         yield node.args[1]
         yield node.args[2]
-    elif len(node.args) >= 2 and not any(isinstance(a, ast.Starred) for a in node.args[:2]):
+    elif len(node.args) >= 2 and name not in _SYMMETRIC and _differ(*node.args[:2]):
         yield _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
     if name in ("clamp", "clamp_", "abs", "round") and isinstance(function, ast.Attribute):
         yield function.value
+
+
+def _differ(one: ast.expr, other: ast.expr) -> bool:
+    starred = isinstance(one, ast.Starred) or isinstance(other, ast.Starred)
+    return not starred and ast.unparse(one) != ast.unparse(other)
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:
@@ -154,7 +182,7 @@ def _with(node: ast.AST, **fields: object) -> ast.AST:
     return made
 
 
-def replaced(tree: ast.Module, target: ast.AST, changed: ast.AST) -> ast.Module:
+def replaced(tree: ast.AST, target: ast.AST, changed: ast.AST) -> ast.AST:
     """The tree with one node replaced; all others are shared."""
 
     class Replace(ast.NodeTransformer):
@@ -178,5 +206,5 @@ def replaced(tree: ast.Module, target: ast.AST, changed: ast.AST) -> ast.Module:
             return value
 
     made = Replace().visit(tree)
-    assert isinstance(made, ast.Module)
-    return ast.fix_missing_locations(made)
+    assert isinstance(made, ast.AST)
+    return made

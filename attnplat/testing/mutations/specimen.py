@@ -18,6 +18,7 @@ from attnplat.backends.interface import AttentionImpl
 from attnplat.backends.plan import Call, Plan, Schedule
 from attnplat.backends.portable.features import PORTABLE_OPERATIONS, REFERENCE_FEATURES
 from attnplat.backends.workspace import Workspace
+from attnplat.errors import ConfigError
 
 NEG_INF = float("-inf")
 Tensor = torch.Tensor
@@ -214,7 +215,12 @@ class Specimen(AttentionImpl):
         column = j // size
         if pages.first_block is not None:
             column = column - pages.first_block[request]
-        return pages.block_table[request, column].long(), j % size
+        if bool(((column < 0) | (column >= pages.block_table.shape[1])).any()):
+            raise ConfigError(f"the table has no block for a key of request {request}")
+        block = pages.block_table[request, column].long()
+        if bool((block < 0).any()):
+            raise ConfigError(f"a block of request {request} is negative")
+        return block, j % size
 
     def kv_head(self, heads: Tensor) -> Tensor:
         """The key-value head of each query head."""

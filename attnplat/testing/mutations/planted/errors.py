@@ -8,14 +8,14 @@ import torch
 
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding
-from attnplat.backends.kv_cache import KVCache, Slots
+from attnplat.backends.kv_cache import KVCache
 from attnplat.backends.plan import Plan
 from attnplat.backends.workspace import Workspace
 from attnplat.config.names import Dtype
 from attnplat.testing.mutations.bug import BugList
 from attnplat.testing.mutations.specimen import Specimen
 
-BUGS = BugList()
+BUGS = BugList("NFGAC")
 Tensor = torch.Tensor
 
 
@@ -99,10 +99,8 @@ class RowsNotChecked(Specimen):
 class StridesNotChecked(Specimen):
     """A last dimension that is not dense is read as if it were."""
 
-    def _check(
-        self, name: str, tensor: Any, shape: Any, dtype: Any, *, rows_matter: bool = False
-    ) -> None:
-        super()._check(name, tensor, shape, dtype)
+    def _check(self, name: str, tensor: Any, shape: Any, dtype: Any, **options: Any) -> None:
+        super()._check(name, tensor, shape, dtype, **{**options, "rows_matter": False})
 
 
 @BUGS.impl
@@ -141,14 +139,8 @@ class PlansNotChecked(Specimen):
 class TablesNotChecked(Specimen):
     """The headers of tables are not looked at."""
 
-    def _check_pages(
-        self, batch: Batch, pages: PageTable, lengths: HostLengths | None
-    ) -> Slots | None:
-        if pages.slot_mapping is None:
-            return None
-        own = self.form.self_attention
-        real = batch.query_start_loc[-1] if own else None
-        return Slots.of(pages.slot_mapping[: batch.num_tokens] if own else pages.slot_mapping, real)
+    def _check_pages(self, batch: Batch, pages: PageTable, lengths: HostLengths | None) -> None:
+        return None
 
 
 @BUGS.impl
@@ -171,7 +163,7 @@ class ValuesNotValidated(Specimen):
 class SourcesNotChecked(Specimen):
     """Where keys come from is not looked at."""
 
-    def _check_source(self, plan: Plan, cache: KVCache | None, kv: Any) -> None:
+    def _check_source(self, *given: Any) -> None:
         return None
 
 
@@ -187,11 +179,12 @@ class GradientsNotRefused(Specimen):
 class WritesBeforeChecks(Specimen):
     """New tokens are written before the call is checked."""
 
-    def forward(self, plan: Plan, q: Any, cache: KVCache | None = None, **options: Any) -> Any:  # type: ignore[override]
+    def forward(self, plan: Plan, q: Any, cache: KVCache | None = None, **options: Any) -> Any:
         kv = options.get("kv")
         if cache is not None and kv is not None and plan.slots is not None:
             try:
-                cache.write(*kv, plan.slots)
+                k, v = kv
+                cache.write(k, v, plan.slots)
             except Exception:
                 return super().forward(plan, q, cache, **options)
         return super().forward(plan, q, cache, **options)
@@ -201,7 +194,7 @@ class WritesBeforeChecks(Specimen):
 class OutClearedBeforeChecks(Specimen):
     """A given out is cleared before the call is checked."""
 
-    def forward(self, plan: Plan, q: Any, cache: KVCache | None = None, **options: Any) -> Any:  # type: ignore[override]
+    def forward(self, plan: Plan, q: Any, cache: KVCache | None = None, **options: Any) -> Any:
         out = options.get("out")
         if isinstance(out, Tensor) and out.device == self.device:
             out[: int(plan.batch.query_start_loc[-1])] = 0
@@ -212,7 +205,7 @@ class OutClearedBeforeChecks(Specimen):
 class OutNotZeroed(Specimen):
     """Padding rows of an allocated out hold anything."""
 
-    def forward(self, plan: Plan, q: Any, cache: KVCache | None = None, **options: Any) -> Any:  # type: ignore[override]
+    def forward(self, plan: Plan, q: Any, cache: KVCache | None = None, **options: Any) -> Any:
         result = super().forward(plan, q, cache, **options)
         if options.get("out") is None:
             out = result[0] if isinstance(result, tuple) else result
@@ -224,7 +217,7 @@ class OutNotZeroed(Specimen):
 class OutNotReturned(Specimen):
     """The result is a copy of the out that was given."""
 
-    def forward(self, plan: Plan, q: Any, cache: KVCache | None = None, **options: Any) -> Any:  # type: ignore[override]
+    def forward(self, plan: Plan, q: Any, cache: KVCache | None = None, **options: Any) -> Any:
         result = super().forward(plan, q, cache, **options)
         if isinstance(result, tuple):
             return result[0].clone(), result[1]

@@ -10,7 +10,7 @@ import torch
 from attnplat.backends.portable.reference_indexer import ReferenceIndexerImpl
 from attnplat.testing.mutations.bug import BugList
 
-BUGS = BugList()
+BUGS = BugList("IH")
 Tensor = torch.Tensor
 NEG_INF = float("-inf")
 

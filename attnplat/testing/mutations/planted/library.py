@@ -14,7 +14,7 @@ from attnplat.ops.context_parallel import Shard
 from attnplat.testing.mutations.bug import BugList
 from attnplat.testing.subject import Library
 
-BUGS = BugList()
+BUGS = BugList("BAEHIK")
 Tensor = torch.Tensor
 NEG_INF = float("-inf")
 State = tuple[Tensor, Tensor]
@@ -360,9 +360,9 @@ def nibbles_swapped(library: Library) -> Library:
     """The even one of two 4-bit codes is read from the high half."""
 
     def decode(format: Any, rows: Tensor, *, size: int, **given: Any) -> Tensor:
-        x = library.decode_rows(format, rows, size=size, **given)
+        x: Tensor = library.decode_rows(format, rows, size=size, **given)
         if format.encoding == "nvfp4":
-            return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+            x = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return x
 
     return recoded(library, decode=decode)

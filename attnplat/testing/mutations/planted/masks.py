@@ -12,7 +12,7 @@ from attnplat.config.layer import MhaConfig
 from attnplat.testing.mutations.bug import BugList
 from attnplat.testing.mutations.specimen import Rows, Specimen
 
-BUGS = BugList()
+BUGS = BugList("DABKJ")
 Tensor = torch.Tensor
 
 

@@ -19,7 +19,7 @@ from attnplat.config.names import Feature
 from attnplat.testing.mutations.bug import BugList
 from attnplat.testing.mutations.specimen import Lengths, Rows, Specimen
 
-BUGS = BugList()
+BUGS = BugList("MJARNC")
 Tensor = torch.Tensor
 Two = tuple[Tensor, Tensor]
 
@@ -203,8 +203,9 @@ class LastPlanWins(_OfClass):
 
     def requests(self, schedule: Schedule, batch: Batch) -> Iterator[Rows]:
         last = self.held.get("last")
-        same = last is not None and len(last.seq_lens) == batch.num_reqs
-        return super().requests(last if same else schedule, batch)
+        if last is None or len(last.seq_lens) != batch.num_reqs:
+            last = schedule
+        return super().requests(last, batch)
 
 
 @BUGS.impl
@@ -369,7 +370,7 @@ class CountersNotReset(Specimen):
 class AutocastHonoured(Specimen):
     """Under autocast, queries are rounded to bfloat16."""
 
-    def forward(self, plan: Plan, q: Tensor, cache: KVCache | None = None, **options: Any) -> Any:  # type: ignore[override]
+    def forward(self, plan: Plan, q: Tensor, cache: KVCache | None = None, **options: Any) -> Any:
         if torch.is_autocast_enabled(q.device.type):
             q = q.bfloat16().to(q.dtype)
         return super().forward(plan, q, cache, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from attnplat.backends.plan import Call, Plan, Schedule
 from attnplat.testing.mutations.bug import BugList
 from attnplat.testing.mutations.specimen import Lengths, Rows, Specimen
 
-BUGS = BugList()
+BUGS = BugList("GFCHDR")
 Tensor = torch.Tensor
 Two = tuple[Tensor, Tensor]
 
@@ -265,7 +266,8 @@ class RowsIn32Bits(_Offsets):
     """Offsets into q and out wrap at 2^31 elements."""
 
     def store(self, call: Call, rows: Rows, out: Tensor, lse: Tensor) -> None:
-        if self.wraps(call.q) and rows.first * call.q.stride(0) >= self.limit // 2:
+        last = (rows.first + len(rows.p) - 1) * call.q.stride(0)
+        if self.wraps(call.q) and last >= self.limit:
             out = out.roll(1, 0)
         super().store(call, rows, out, lse)
 
@@ -406,7 +408,7 @@ class StoredDtypeAssumed(Specimen):
 class _Scaled(Specimen):
     """Base of bugs in the scales of a coded cache."""
 
-    def scales(self, call: Call) -> dict[str, Tensor | None]:
+    def scales(self, call: Call) -> dict[str, Any]:
         raise NotImplementedError
 
     def read(self, plan: Plan, call: Call, rows: Rows, j: Tensor) -> Two:
@@ -417,7 +419,7 @@ class _Scaled(Specimen):
 class CacheScalesIgnored(_Scaled):
     """The scales of a coded cache are ignored."""
 
-    def scales(self, call: Call) -> dict[str, Tensor | None]:
+    def scales(self, call: Call) -> dict[str, Any]:
         return {"k_scale": None, "v_scale": None}
 
 
@@ -425,7 +427,7 @@ class CacheScalesIgnored(_Scaled):
 class CacheScalesSwapped(_Scaled):
     """Keys of a coded cache are read with the values' scale, and values with the keys'."""
 
-    def scales(self, call: Call) -> dict[str, Tensor | None]:
+    def scales(self, call: Call) -> dict[str, Any]:
         return {"k_scale": call.v_scale, "v_scale": call.k_scale}
 
 
@@ -433,7 +435,7 @@ class CacheScalesSwapped(_Scaled):
 class CacheScalesDivide(_Scaled):
     """The scales of a coded cache divide on reading."""
 
-    def scales(self, call: Call) -> dict[str, Tensor | None]:
+    def scales(self, call: Call) -> dict[str, Any]:
         both = {"k_scale": call.k_scale, "v_scale": call.v_scale}
         return {name: None if s is None else 1.0 / s for name, s in both.items()}
 
@@ -442,7 +444,7 @@ class CacheScalesDivide(_Scaled):
 class CacheScalesOfFirstHead(_Scaled):
     """All heads have the first one's scale."""
 
-    def scales(self, call: Call) -> dict[str, Tensor | None]:
+    def scales(self, call: Call) -> dict[str, Any]:
         both = {"k_scale": call.k_scale, "v_scale": call.v_scale}
         return {name: None if s is None else s[:1] for name, s in both.items()}
 

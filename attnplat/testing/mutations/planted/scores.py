@@ -11,7 +11,7 @@ from attnplat.backends.plan import Call, Plan
 from attnplat.testing.mutations.bug import BugList
 from attnplat.testing.mutations.specimen import NEG_INF, Rows, Specimen
 
-BUGS = BugList()
+BUGS = BugList("EOBAHI")
 Tensor = torch.Tensor
 Three = tuple[Tensor, Tensor, Tensor]
 

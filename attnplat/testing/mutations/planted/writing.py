@@ -12,7 +12,7 @@ from attnplat.backends.plan import Plan
 from attnplat.testing.mutations.bug import BugList
 from attnplat.testing.mutations.specimen import Specimen
 
-BUGS = BugList()
+BUGS = BugList("CGAHR")
 Tensor = torch.Tensor
 
 
@@ -29,52 +29,22 @@ class OwnWrite(Specimen):
         k_scale: Tensor | None = None,
         v_scale: Tensor | None = None,
     ) -> None:
-        self.scales = {"k_scale": k_scale, "v_scale": v_scale}
-        pages = where.pages if isinstance(where, Plan) else where
-        slots = where.slots if isinstance(where, Plan) else None
-        self._check_cache(cache, pages)
+        self.target: PageTable | Plan = where
+        super().write_kv(cache, k, v, where, k_scale=k_scale, v_scale=v_scale)
+
+    def forward(self, plan: Plan, q: Tensor, cache: KVCache | None = None, **options: Any) -> Any:
+        self.target = plan
+        return super().forward(plan, q, cache, **options)
+
+    def _write_new(self, cache: KVCache, kv: Any, slots: Slots, **scales: Tensor | None) -> None:
+        step, self.scales = self.target, scales
+        pages = step.pages if isinstance(step, Plan) else step
         assert pages is not None and pages.slot_mapping is not None
-        if isinstance(where, Plan):
-            self._check_key(where)
-            self._check_new_kv(cache, pages, slots, (k, v))
-        else:
-            self._check_kv((k, v), len(pages.slot_mapping))
         real = len(pages.slot_mapping)
-        if isinstance(where, Plan) and self.form.self_attention:
-            real = int(where.batch.query_start_loc[-1])
+        if isinstance(step, Plan) and self.form.self_attention:
+            real = int(step.batch.query_start_loc[-1])
+        k, v = kv
         self.put_rows(cache, k, v, pages.slot_mapping, real)
-
-    def forward(self, plan: Plan, q: Tensor, cache: KVCache | None = None, **options: Any) -> Any:  # type: ignore[override]
-        kv = options.get("kv")
-        if cache is None or kv is None:
-            return super().forward(plan, q, cache, **options)
-        self._check_key(plan)
-        self._check_source(plan, cache, kv)
-        names = ("sinks", "alibi_slopes", "position_bias", "topk_indices")
-        self._check_options(plan, {name: options.get(name) for name in names})
-        self.scales = {name: options.get(name) for name in ("k_scale", "v_scale")}
-        self._check_scales(True, self.scales)
-        out, lse = options.get("out"), options.get("lse")
-        self._check_rows(plan, q, out, lse, options.get("return_lse", False))
-        assert plan.pages is not None and plan.pages.slot_mapping is not None
-        real = len(plan.pages.slot_mapping)
-        if self.form.self_attention:
-            real = int(plan.batch.query_start_loc[-1])
-        return self.written(plan, q, cache, kv, plan.pages.slot_mapping, real, options)
-
-    def written(
-        self,
-        plan: Plan,
-        q: Tensor,
-        cache: KVCache,
-        kv: Any,
-        slots: Tensor,
-        real: int,
-        options: dict[str, Any],
-    ) -> Any:
-        """Write, then attend."""
-        self.put_rows(cache, *kv, slots, real)
-        return super().forward(plan, q, cache, **{**options, "kv": None})
 
     def put_rows(
         self, cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, real: int
@@ -214,18 +184,14 @@ class SlotsAssumedSorted(OwnWrite):
 class ReadBeforeWrite(OwnWrite):
     """A call that brings new tokens attends before it writes them."""
 
-    def written(
-        self,
-        plan: Plan,
-        q: Tensor,
-        cache: KVCache,
-        kv: Any,
-        slots: Tensor,
-        real: int,
-        options: dict[str, Any],
-    ) -> Any:
-        result = Specimen.forward(self, plan, q, cache, **{**options, "kv": None})
-        self.put_rows(cache, *kv, slots, real)
+    def forward(self, plan: Plan, q: Tensor, cache: KVCache | None = None, **options: Any) -> Any:
+        kv = options.pop("kv", None)
+        if cache is None or kv is None:
+            return super().forward(plan, q, cache, **options, kv=kv)
+        result = super().forward(plan, q, cache, **options)
+        k, v = kv
+        scales = {name: options.get(name) for name in ("k_scale", "v_scale")}
+        self.write_kv(cache, k, v, plan, **scales)
         return result
 
 
@@ -233,18 +199,12 @@ class ReadBeforeWrite(OwnWrite):
 class FusedWriteRounds(OwnWrite):
     """A call that brings new tokens stores them rounded; write_kv does not."""
 
-    def written(
-        self,
-        plan: Plan,
-        q: Tensor,
-        cache: KVCache,
-        kv: Any,
-        slots: Tensor,
-        real: int,
-        options: dict[str, Any],
-    ) -> Any:
-        rounded = tuple(None if x is None else (x * 8).round() / 8 for x in kv)
-        return super().written(plan, q, cache, rounded, slots, real, options)
+    def forward(self, plan: Plan, q: Tensor, cache: KVCache | None = None, **options: Any) -> Any:
+        kv = options.get("kv")
+        if cache is not None and isinstance(kv, tuple):
+            rounded = [(x * 8).round() / 8 if isinstance(x, Tensor) else x for x in kv]
+            options["kv"] = tuple(rounded)
+        return super().forward(plan, q, cache, **options)
 
 
 @BUGS.impl

@@ -1,0 +1,175 @@
+"""What the suite says of itself: complete, repeatable, honest, and open to foreign kernels."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnplat.backends.portable.torch_sdpa import TorchSdpaImpl
+from attnplat.cli.main import main
+from attnplat.config.names import Feature
+from attnplat.errors import ConfigError, UnknownNameError
+from attnplat.testing import CASES, Status, Suite, run_conformance, subject_of
+from attnplat.testing.bits import differing
+from attnplat.testing.compare import CONTRACT, gap
+from attnplat.testing.inputs import edges, normal
+from attnplat.testing.mutations.specimen import Specimen
+from attnplat.testing.runner import chosen
+from attnplat.testing.terrain import Terrain
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The contract's kinds and how many cases each has; R are its bitwise rules.
+COUNTS = {
+    "A": 13, "B": 15, "C": 14, "D": 20, "E": 15, "F": 14, "G": 17, "H": 17, "I": 16,
+    "J": 12, "K": 8, "L": 11, "M": 13, "N": 8, "O": 10, "R": 12,
+}  # fmt: skip
+
+
+def test_every_case_of_the_contract_is_there_once_and_none_silently_missing() -> None:
+    expected = [f"{kind}{n}" for kind, count in COUNTS.items() for n in range(1, count + 1)]
+    assert [case.id for case in CASES] == expected
+    assert sum(count for kind, count in COUNTS.items() if kind != "R") == 203
+    for case in CASES:
+        assert case.claim
+        assert bool(case.absent) == (case.build is None), case.id
+
+
+def test_the_same_seed_asks_the_same_questions() -> None:
+    scenes = [edges(normal(Terrain().layer(), [1, 3], [20, 5], seed=5)) for _ in range(2)]
+    for one, other in zip(scenes[0].requests, scenes[1].requests, strict=True):
+        assert not differing(one.q, other.q)
+        assert not differing(one.k, other.k)
+    other = normal(Terrain().layer(), [1, 3], [20, 5], seed=6)
+    assert differing(other.requests[0].k, normal(Terrain().layer(), [1, 3], [20, 5]).requests[0].k)
+
+
+def test_the_metric_is_relative_and_per_head() -> None:
+    scene = normal(Terrain().layer(), [3], [40])
+    out = torch.cat([answer.out for answer in scene.answers])
+    allowed = CONTRACT["float32"]
+    assert gap(scene, out, None, allowed).out == 0
+    for small in (1.0, 1e-3):
+        wrong = out.clone()
+        wrong[:, 2] *= 1 + 0.01 * small
+        assert gap(scene, wrong, None, allowed).out == pytest.approx(0.01 * small, rel=1e-6)
+    spoilt = out.clone()
+    spoilt[0, 0, 0] = float("nan")
+    assert gap(scene, spoilt, None, allowed).beyond(allowed) is not None
+
+
+def test_a_row_that_sees_nothing_must_be_exact() -> None:
+    scene = normal(Terrain().cross(), [2], [0])
+    out, lse = torch.zeros(2, 4, 16), torch.full((2, 4), float("-inf"))
+    allowed = CONTRACT["float32"]
+    assert gap(scene, out, lse, allowed).beyond(allowed) is None
+    assert gap(scene, out, torch.zeros(2, 4), allowed).beyond(allowed) is not None
+    assert gap(scene, out + 1e-30, lse, allowed).beyond(allowed) is not None
+
+
+class Silent(TorchSdpaImpl):
+    """Takes no sinks and says so."""
+
+    features = TorchSdpaImpl.features - {Feature.SINKS}
+
+
+class Boastful(TorchSdpaImpl):
+    """Says that it takes sinks, and does not."""
+
+    def _attend(self, plan, call):  # type: ignore[no-untyped-def]
+        import dataclasses
+
+        super()._attend(plan, dataclasses.replace(call, sinks=None))
+
+
+def test_what_is_not_claimed_is_not_asked_and_what_is_claimed_must_hold() -> None:
+    silent = run_conformance(Silent, ids=["E6", "E8", "A10"])
+    assert silent.of(Status.REFUSED) == ["E6", "E8"]
+    assert silent.of(Status.PASSED) == ["A10"]
+    assert all("sinks" in r.reason for r in silent.results if r.status == Status.REFUSED)
+    boastful = run_conformance(Boastful, ids=["E6", "E8", "A10"])
+    assert boastful.of(Status.FAILED) == ["E6", "E8"]
+    assert not boastful.ok
+
+
+def test_a_class_from_elsewhere_is_checked_by_module_and_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = f"{Specimen.__module__}:Specimen"
+    assert main(["check", name, "--case", "A3", "--case", "a10", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (report,) = told["backends"]
+    assert told["cases"].keys() == {"A3", "A10"}
+    assert told["planted"] == told["caught"] >= 40
+    assert (report["backend"], report["passed"]) == ("Specimen", ["A3", "A10"])
+
+
+@pytest.mark.parametrize(
+    "what", ["nowhere:Impl", "attnplat.testing:Suite", "attnplat.backends.interface:AttentionImpl"]
+)
+def test_what_is_no_implementation_is_refused(what: str) -> None:
+    with pytest.raises(ConfigError, match=what.partition(":")[2]):
+        subject_of(what)
+
+
+def test_unknown_names_get_the_closest() -> None:
+    with pytest.raises(UnknownNameError, match="TORCH_SDPA"):
+        subject_of("TORCH_SDPAA")
+    with pytest.raises(UnknownNameError, match="case"):
+        chosen(["Z1"])
+    with pytest.raises(ConfigError, match="adapter"):
+        subject_of("CPU_MLA")
+
+
+def test_the_exit_code_says_whether_claims_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "torch_sdpa", "--case", "A10"]) == 0
+    assert "1 passed, 0 failed" in capsys.readouterr().out
+    assert main(["check", f"{__name__}:Boastful", "--case", "E6"]) == 1
+    assert "E6" in capsys.readouterr().out
+    assert main(["check", "no_such_backend"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["torch_sdpa", "--case", "Z9"], "Z9"),
+        (["no_such_backend"], "no_such_backend"),
+        (["torch_sdpa", "--device", "warp"], "warp"),
+        (["torch_sdpa", "--record", "--case", "A1"], "whole suite"),
+        (["torch_sdpa", "--mutations"], "BACKEND"),
+        (["--mutations", "--record"], "--full"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_clear_line(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *options]) == 2
+    out, told = capsys.readouterr()
+    assert not out
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_the_list_of_cases_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--cases", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(CASES)
+
+
+def test_a_suite_is_built_once_and_serves_many_subjects() -> None:
+    suite = Suite()
+    reports = [
+        run_conformance(name, ids=["D1"], suite=suite) for name in ("REFERENCE", "TORCH_SDPA")
+    ]
+    assert [report.of(Status.PASSED) for report in reports] == [["D1"], ["D1"]]
+    assert reports[0].gaps.keys() == {"float32", "bfloat16", "float16"}
+
+
+def test_importing_the_records_loads_no_torch() -> None:
+    code = "import sys, attnplat.testing.records; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60)
+    assert done.returncode == 0
