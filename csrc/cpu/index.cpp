@@ -11,7 +11,6 @@
 
 namespace attnplat_cpu {
 namespace {
-#include "masks.h"
 
 // Keys of one task; each score is a result of its own, so that the cut changes no bits.
 constexpr int64_t kIndexTaskKeys = 2048;

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from attnplat.config.names import Operation
-from attnplat.platforms.cpu.impls.attention import CpuAttnImpl
+from attnplat.platforms.cpu.impls.sparse import LatentRowsImpl
 
 
-class EveryOperation(CpuAttnImpl):
-    """CPU_ATTN, CPU_MLA and CPU in one."""
+class EveryOperation(LatentRowsImpl):
+    """CPU_ATTN, CPU_MLA, CPU_MLA_SPARSE and CPU in one."""
 
     operations = frozenset(
         {Operation.MHA, Operation.MLA, Operation.SPARSE_MLA, Operation.MLA_PREFILL}
