@@ -110,7 +110,7 @@ class Subject:
             if config.operation in backend.serves and self.world is not None:
                 reasons = backend.refuse(config, self.world)
                 return str(reasons[0]) if reasons else None
-        return None
+        return f"does not declare {config.operation}" if self.declared else None
 
 
 def subject_of(what: str | type[AttentionImpl], device: str = "cpu") -> Subject:

@@ -180,7 +180,7 @@ def terrains(subject: Subject, level: Level, seed: int) -> tuple[Terrain, ...]:
     if not found:
         raise ConfigError(
             f"{subject.name} takes no plain layer of dtype {', '.join(DTYPES)}, decoding with a "
-            f"head size of {', '.join(map(str, HEAD_SIZES))} or latent; there is nothing to check"
+            f"head size of {', '.join(map(str, HEAD_SIZES))}, latent or sparse; there is nothing to check"
         )
     return tuple(found)
 
@@ -197,7 +197,7 @@ def _terrain(subject: Subject, dtype: Dtype, level: Level, seed: int) -> Terrain
             level=level,
             seed=seed,
         )
-        paged = (ground.layer(), ground.latent())
+        paged = (ground.layer(), ground.latent(), ground.sparse())
         layers = [*(config.replace(block_size=block_size) for config in paged), ground.expanded()]
         if any(subject.refusal(config) is None for config in layers):
             return ground
