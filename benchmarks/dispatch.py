@@ -5,7 +5,8 @@
 The implementation measured runs no kernel, so that nothing but checks and dispatch is left; one
 decode step of TORCH_SDPA stands beside it for scale. CPU time of one call on one thread, the
 best of several rounds. `--compiled` adds a graph of several layers, which Inductor makes first
-(half a minute).
+(half a minute). Where there is a CUDA or HIP device, a decode step there follows: run eagerly,
+by a plan that is updated in place, and replayed from a device graph (wall time, waited for).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from attnplat import Batch, KVCache, MhaConfig, PageTable
+from attnplat.backends.batch import BatchBounds
 from attnplat.backends.handle import HANDLE_TYPE
 from attnplat.backends.interface import AttentionImpl, Plan
 from attnplat.backends.plan import Call
@@ -127,6 +129,50 @@ def _compiled(
     return {"a layer of a plain model": plain, "a layer of a compiled model": inside}
 
 
+def measure_device() -> dict[str, float]:
+    """Microseconds of a decode step of TORCH_SDPA: 8 requests of a thousand keys."""
+    impl = TorchSdpaImpl.create(CONFIG, "cuda")
+    batch = Batch.from_lengths([1] * 8, [1000 + 7 * r for r in range(8)], device="cuda")
+    blocks = [list(range(70 * r, 70 * r + 70)) for r in range(8)]
+    pages = PageTable.from_blocks(blocks, batch, 16)
+    cache = KVCache.allocate(impl.kv_cache_spec(16), 560, "cuda")
+    for plane in cache.pages():
+        plane.normal_()
+    q = torch.randn(8, 32, 128, device="cuda").bfloat16()
+    out = torch.zeros_like(q)
+    bounds = BatchBounds(max_reqs=8, max_tokens=8, max_query_len=1, max_seq_len=1120)
+    plain, fixed = impl.plan(batch, pages), impl.plan(batch, pages, bounds=bounds)
+
+    def run(plan: Plan) -> None:
+        impl.forward(plan, q, cache, out=out)
+
+    run(plain)
+    run(fixed)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(fixed)
+    calls: dict[str, Callable[[], object]] = {
+        "plan": lambda: impl.plan(batch, pages),
+        "forward": lambda: run(plain),
+        "update in place": lambda: impl.update(fixed, batch, pages),
+        "forward in place": lambda: run(fixed),
+        "replay of it": graph.replay,
+    }
+    return {f"device: {name}": _waited_for(call) for name, call in calls.items()}
+
+
+def _waited_for(call: Callable[[], object], calls: int = 50) -> float:
+    best = float("inf")
+    for _ in range(3):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - started) / calls)
+    return best * 1e6
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
@@ -136,6 +182,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with torch.inference_mode():
         found = measure(arguments.compiled)
+    if torch.cuda.is_available():
+        with torch.no_grad():
+            found.update(measure_device())
     if arguments.json:
         print(json.dumps({"torch": torch.__version__, "microseconds": found}))
         return

@@ -43,6 +43,16 @@ class Handle(metaclass=_META):  # type: ignore[metaclass]
         self._owner = weakref.ref(owner[0])
         self._kind = type(owner[0]).__name__
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        """The handle of the owner's copy, where the owner is being copied too."""
+        owner = self._owner()
+        return Handle(memo.get(id(owner), owner))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As what is gone: an owner stays in its process. Compilers pickle what a graph is made of
+        to find it again, and a graph does not depend on whose handles it is called with."""
+        return _stands_for_nothing, (self._kind,)
+
     def owner(self, kind: type[T], name: str) -> T:
         """What it stands for, which must be a `kind`; `name` is the argument that brought it.
 
@@ -57,6 +67,16 @@ class Handle(metaclass=_META):  # type: ignore[metaclass]
         if not isinstance(found, kind):
             raise PlanMismatchError(f"{name} is a {self._kind}; expected a {kind.__name__}")
         return found
+
+
+class _Gone:
+    """An owner that never was."""
+
+
+def _stands_for_nothing(kind: str) -> Handle:
+    found = Handle(_Gone())
+    found._kind = kind
+    return found
 
 
 def _registered() -> str | None:

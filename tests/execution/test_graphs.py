@@ -380,3 +380,56 @@ def test_other_backends_answer_an_update_with_a_new_plan(name: str) -> None:
     plan = impl.plan(step.batch, pages_of(paged), bounds=BOUNDS)
     new = impl.update(plan, other.batch, pages_of(other_paged))
     assert new is not plan and not plan.in_place and new.bounds == BOUNDS
+
+
+# Recorded --------------------------------------------------------------------------------------
+
+
+class Constants(TorchDispatchMode):
+    """Tensors made of Python numbers: on a device a copy from the host, which no graph holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found += "lift_fresh" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "wants",
+    [
+        {},
+        {"sinks": True, "sliding_window": (20, -1), "static_sink_tokens": 2},
+        {"alibi": True, "position_bias": True, "logits_soft_cap": 5.0},
+        {"topk": 3},
+        {"chunk_size": 7},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"kv_cache_dtype": "int8_per_token_head"},
+        {"kv_cache_dtype": "int4_per_token_head"},
+        {"kv_cache_dtype": "fp8_per_token_head"},
+    ],
+)
+def test_a_second_call_makes_no_tensor_of_python_numbers(wants: dict[str, Any]) -> None:
+    config = layer(**wants)
+    step = make_step(config, [2, 1], [20, 33])
+    impl = TorchSdpaImpl.create(config, "cpu")
+    pages = PageTable.from_blocks([[4, 1], [0, 7, 3]], step.batch, 16)
+    cache = KVCache.allocate(impl.kv_cache_spec(16), 9)
+    for view in cache.views:
+        if view is not None:
+            view.zero_()
+    plan = impl.plan(step.batch, pages, bounds=bounds_of(step.batch, 0))
+    new = torch.randn(2, 3, 2, 16)
+    scales = {}
+    if wants.get("kv_cache_dtype") == "fp8_e4m3":
+        scales = {"k_scale": torch.ones(1), "v_scale": torch.ones(1)}
+    with Constants() as watched:
+        torch.tensor([1.0])
+    assert watched.found == 1
+    for _ in range(2):
+        with Constants() as watched:
+            impl.write_kv(cache, *new, plan, **scales)
+            impl.forward(plan, step.q, cache, **step.options, **scales)
+    assert watched.found == 0

@@ -99,6 +99,7 @@ TORCH_SDPA = Backend(
     takes={"dtype": OneOf(BF16, FP16, FP32), "kv_cache_dtype": OneOf(*_TORCH_KV)},
     features=TORCH_SDPA_FEATURES,
     loads="attnplat.backends.portable.torch_sdpa:TorchSdpaImpl",
+    graphs=GraphSupport.ALWAYS,
 )
 
 # Triton -----------------------------------------------------------------------------------

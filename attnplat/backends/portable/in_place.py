@@ -26,7 +26,7 @@ from attnplat.backends.pages import PageTable
 from attnplat.backends.plan import Call, Schedule
 from attnplat.backends.portable.dense import Bias, accumulator, online_attention
 from attnplat.backends.portable.gather import planes_of
-from attnplat.backends.portable.masks import Queries, visible_keys
+from attnplat.backends.portable.masks import OPEN, Queries, visible_keys
 from attnplat.errors import ConfigError
 from attnplat.ops.merge import apply_sinks, merge_states
 
@@ -229,12 +229,15 @@ class InPlaceRun:
     def _first_seen(self, size: int) -> torch.Tensor:
         """The first logical block that a query of each request may see, [requests, 1]."""
         batch, mask = self.schedule.batch, self.form.mask
-        context = batch.seq_lens.long() - batch.query_start_loc.long().diff()
-        open_mask = mask.sliding_window[0] < 0 and mask.chunk_size is None
-        if open_mask or mask.static_sink_tokens or batch.prefix_lens is not None:
-            return torch.zeros_like(context)[:, None]
-        first = [mask.first_key(p) // size for p in context.clamp(min=0).tolist()]
-        return torch.tensor(first)[:, None]
+        context = (batch.seq_lens.long() - batch.query_start_loc.long().diff()).clamp(min=0)
+        first, left = torch.zeros_like(context), mask.sliding_window[0]
+        if mask.static_sink_tokens or batch.prefix_lens is not None:
+            return first[:, None]
+        if left >= 0:
+            first = (context - min(left, OPEN)).clamp(min=0)
+        if mask.chunk_size is not None:
+            first = torch.maximum(first, context // mask.chunk_size * mask.chunk_size)
+        return (first // size)[:, None]
 
     def _read(
         self, plane: torch.Tensor, blocks: torch.Tensor, size: int, scale: torch.Tensor | None

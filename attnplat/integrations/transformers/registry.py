@@ -30,6 +30,9 @@ _NAME_TRAPS = ("flash", "sdpa", "flex_attention", "eager", "paged", "/", "|")
 class AttentionFunction:
     """attnplat as an attention function of transformers.
 
+    Each call is planned, which takes the lengths to the host: `torch.compile` ends a graph before
+    it and begins the next one after it.
+
     Args:
         attention: the user's wishes; None for what the environment says.
     """
@@ -38,6 +41,7 @@ class AttentionFunction:
         self.attention = attention
         self.kernels = Kernels(attention)
 
+    @torch.compiler.disable(reason="attention is planned with lengths on the host")
     def __call__(
         self,
         module: nn.Module,
