@@ -121,20 +121,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     model = load(getattr(torch, args.dtype))
-    results = [measure(model, n, args.steps) for n in args.context or (64, 1024, 4096)]
+    rows = (measure(model, n, args.steps) for n in args.context or (64, 1024, 4096))
     if args.json:
-        print(json.dumps({"dtype": args.dtype, "threads": args.threads, "rows": results}, indent=2))
+        result = {"dtype": args.dtype, "threads": args.threads, "rows": list(rows)}
+        print(json.dumps(result, indent=2))
         return
     print(f"{'context':>8} {'backend':<12} {'tokens/s':>9} {'attention':>10}")
-    for row in results:
-        for name, side in row["backends"].items():
-            rate, ms = side["decode_tokens_per_second"], side["attention_milliseconds"]
-            print(f"{row['context']:>8} {name:<12} {rate:>9.1f} {ms:>7.2f} ms")
-        same = "the same tokens" if row["same_tokens"] else "other tokens"
-        print(
-            f"{'':>8} {'':<12} {row['decode_speedup']:>8.2f}x {row['attention_speedup']:>8.2f}x   "
-            f"{same}"
-        )
+    for row in rows:
+        print_row(row)
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """A length of context: two backends, and what the first gains."""
+    for name, side in row["backends"].items():
+        rate, ms = side["decode_tokens_per_second"], side["attention_milliseconds"]
+        print(f"{row['context']:>8} {name:<12} {rate:>9.1f} {ms:>7.2f} ms")
+    same = "the same tokens" if row["same_tokens"] else "other tokens"
+    faster, sooner = row["decode_speedup"], row["attention_speedup"]
+    print(f"{'':>8} {'':<12} {faster:>8.2f}x {sooner:>8.2f}x   {same}", flush=True)
 
 
 if __name__ == "__main__":

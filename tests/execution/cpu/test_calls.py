@@ -143,6 +143,10 @@ def wrong_calls() -> dict[str, Callable[[Any, Any, Any], dict[str, Any]]]:
         "k with a row more": lambda s, c, i: {"kv": (s.q.new_empty(5, 2, 16),) * 2},
         "k of another dtype": lambda s, c, i: {"kv": (torch.empty(4, 2, 16),) * 2},
         "no v": lambda s, c, i: {"kv": (s.q.new_empty(4, 2, 16), None)},
+        "k and v as lists": lambda s, c, i: {
+            "kv": ([[0.0]], [[0.0]]),
+            "out": torch.empty_like(s.q),
+        },
         "sinks": lambda s, c, i: {"sinks": torch.zeros(4)},
         "lse": lambda s, c, i: {"return_lse": True},
     }

@@ -315,9 +315,9 @@ class CpuAttnImpl(AttentionImpl):
             return False
         if _plain_rows(q, self.dtype, form.num_heads, form.head_size) < tokens:
             return False
-        if out is not None and not self._is_ordinary_out(plan, q, cache, kv, out):
+        if kv is not None and not self._takes(plan, cache, kv):
             return False
-        return kv is None or self._takes(plan, cache, kv)
+        return out is None or self._is_ordinary_out(plan, q, cache, kv, out)
 
     def _is_ordinary_out(
         self, plan: Plan, q: torch.Tensor, cache: KVCache, kv: NewKV | None, out: torch.Tensor
@@ -332,6 +332,8 @@ class CpuAttnImpl(AttentionImpl):
         return all(t is None or t.untyped_storage().data_ptr() != own for t in others)
 
     def _takes(self, plan: Plan, cache: KVCache, kv: NewKV) -> bool:
+        if not isinstance(kv, tuple) or len(kv) != 2:
+            return False
         (k, v), form, slots = kv, self.form, plan.slots
         if slots is None or plan.pages is None or plan.pages.slot_mapping is None:
             return False
