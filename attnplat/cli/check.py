@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 RECORDS = Path("conformance/records")
 
+WIDTH = 100
+"""Characters of a reason in a table; failures are told in full below it."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
@@ -139,11 +142,14 @@ def _print(report: Report, *, every: bool) -> None:
     subject = report.subject
     print(f"\n{subject.name} on {subject.device}, {report.level}")
     shown = [r for r in report.results if every or r.status != "passed"]
-    rows = [(r.case.id, r.status, r.checks or None, r.reason or r.case.claim) for r in shown]
-    if not every:
-        rows = _joined(rows)
-    if rows:
+    if every:
+        rows = [(r.case.id, r.status, r.checks or None, _what(r)) for r in shown]
         print_table(rows, ("case", "", "checks", "what"))
+    elif shown:
+        print_table(_joined(shown), ("", "what", "cases"))
+    for result in report.results:
+        if result.status == "failed":
+            print(f"{result.case.id} claims: {result.case.claim}\n  {result.reason}")
     for name, worst in sorted(report.gaps.items()):
         print(f"worst error in {name}: output {worst.out:.1e}, LSE {worst.lse:.1e}")
     counts = {status: len(report.of(status)) for status in _statuses()}
@@ -155,15 +161,32 @@ def _print(report: Report, *, every: bool) -> None:
         print(f"{partly} of those that passed were asked in part: the rest is not claimed")
 
 
-def _joined(rows: list[tuple[str, Any, int | None, str]]) -> list[tuple[str, Any, int | None, str]]:
-    """Rows that say the same of several cases, as one: `L1 L2 L3`."""
-    found: dict[tuple[Any, str], list[tuple[str, int | None]]] = {}
-    for case, status, checks, what in rows:
-        found.setdefault((status, what), []).append((case, checks))
-    return [
-        (" ".join(case for case, _ in own), status, own[0][1] if len(own) == 1 else None, what)
-        for (status, what), own in found.items()
-    ]
+def _what(result: Result) -> str:
+    """The claim where it holds, else why not, in one short line."""
+    if result.status == "passed":
+        return result.case.claim
+    line = result.reason.split("\n")[0]
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..."
+
+
+def _joined(results: list[Result]) -> list[tuple[str, str, str]]:
+    """One row for all cases of which the same is to be said."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        found.setdefault((str(result.status), _what(result)), []).append(result.case.id)
+    return [(status, what, _runs(ids)) for (status, what), ids in found.items()]
+
+
+def _runs(ids: list[str]) -> str:
+    """Ids with runs joined: `A1-A4 B2`."""
+    runs: list[list[str]] = []
+    for one in ids:
+        last = runs[-1][-1] if runs else ""
+        if last[:1] == one[0] and int(one[1:]) == int(last[1:]) + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return " ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _statuses() -> Any:

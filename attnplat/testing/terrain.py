@@ -180,7 +180,8 @@ def terrains(subject: Subject, level: Level, seed: int) -> tuple[Terrain, ...]:
     if not found:
         raise ConfigError(
             f"{subject.name} takes no plain layer of dtype {', '.join(DTYPES)}, decoding with a "
-            f"head size of {', '.join(map(str, HEAD_SIZES))}, latent or sparse; there is nothing to check"
+            f"head size of {', '.join(map(str, HEAD_SIZES))}, latent or sparse; there is nothing "
+            "to check"
         )
     return tuple(found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from attnplat.backends.kv_cache import KVCache
+from attnplat.config.layer import LayerConfig
 from attnplat.config.names import Feature
 from attnplat.errors import (
     AttnplatError,
@@ -19,7 +20,7 @@ from attnplat.errors import (
     UnsupportedCallError,
 )
 from attnplat.testing.bench import Bench, layers, raises
-from attnplat.testing.case import CaseList, Check, Checks, Failed
+from attnplat.testing.case import CaseList, Check, Checks, Failed, Refused
 from attnplat.testing.inputs import edges, normal
 from attnplat.testing.scenes import Scene
 from attnplat.testing.stage import Stage
@@ -36,7 +37,7 @@ def _(t: Terrain) -> Checks:
 
     def features(bench: Bench) -> None:
         impl = bench.subject.impl
-        own = next(config for config in kinds if config.operation in impl.operations)
+        own = _taken(bench, kinds)
         for feature in sorted(set(Feature) - impl.features):
             config = own.replace(also_needs={feature})
             error = raises(
@@ -68,7 +69,7 @@ def _(t: Terrain) -> Checks:
         from attnplat.backends.formats.encodings import Encoding
 
         impl = bench.subject.impl
-        own = next(config for config in kinds if config.operation in impl.operations)
+        own = _taken(bench, kinds)
         for encoding in sorted(set(Encoding) - impl.encodings):
             create = partial(impl.create, own, bench.device, encoding=encoding)
             error = raises(f"a cache of {encoding}", AttnplatError, create)
@@ -77,6 +78,15 @@ def _(t: Terrain) -> Checks:
 
     yield Check((), encodings, "encodings")
     yield Check((), _unknown_heads(t), "head counts unknown")
+
+
+def _taken(bench: Bench, configs: Sequence[LayerConfig]) -> LayerConfig:
+    """The first layer of an operation that the implementation runs."""
+    operations = bench.subject.impl.operations
+    for config in configs:
+        if config.operation in operations:
+            return config
+    raise Refused("runs no attention")
 
 
 def _unknown_heads(t: Terrain) -> Callable[[Bench], None]:
