@@ -52,6 +52,7 @@ def _(t: Terrain) -> Checks:
 
     def operations(bench: Bench) -> None:
         impl = bench.subject.impl
+        _taken(bench, kinds)
         for config in kinds:
             if config.operation in impl.operations:
                 continue
@@ -92,6 +93,7 @@ def _taken(bench: Bench, configs: Sequence[LayerConfig]) -> LayerConfig:
 def _unknown_heads(t: Terrain) -> Callable[[Bench], None]:
     def run(bench: Bench) -> None:
         config = t.layer(num_heads=None)
+        _taken(bench, (t.layer(), t.latent(), t.sparse(), t.expanded()))
         raises(
             "a layer of unknown heads",
             ConfigError,
