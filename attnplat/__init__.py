@@ -20,6 +20,7 @@ from attnplat._version import __version__
 
 if TYPE_CHECKING:
     from attnplat.backends.batch import Batch, PageTable
+    from attnplat.backends.index_cache import IndexCache, IndexCacheSpec
     from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec
     from attnplat.backends.workspace import Workspace
     from attnplat.config.attention import AttentionConfig, HiSparseConfig
@@ -53,6 +54,8 @@ _HOME = {
     "ConfigError": "attnplat.errors",
     "Feature": "attnplat.config.names",
     "HiSparseConfig": "attnplat.config.attention",
+    "IndexCache": "attnplat.backends.index_cache",
+    "IndexCacheSpec": "attnplat.backends.index_cache",
     "IndexerConfig": "attnplat.config.layer",
     "KVCache": "attnplat.backends.kv_cache",
     "KVCacheLayout": "attnplat.backends.kv_cache",

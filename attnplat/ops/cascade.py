@@ -20,6 +20,9 @@ from attnplat.config.names import AttnType, Feature
 from attnplat.errors import ConfigError, PlanMismatchError, UnsupportedCallError
 from attnplat.ops.merge import apply_sinks, merge_states
 
+_OF_NEW_TOKENS = frozenset({"tree_mask", "causal"})
+"""Masks of a batch that say nothing about keys before the query, which are all visible."""
+
 _SHIFTED = "its mask or scores depend on positions, which differ in the two halves"
 
 
@@ -72,7 +75,7 @@ class Cascade:
         halves = config.replace(sinks=False, also_needs=config.also_needs | {Feature.LSE})
         suffix = kind.create(halves, device, encoding=encoding)
         form = suffix.form
-        scored = form.alibi or form.position_bias or bool(form.batch_masks)
+        scored = form.alibi or form.position_bias or bool(form.batch_masks - _OF_NEW_TOKENS)
         if scored or not form.mask.only_causality or form.mask.static_sink_tokens:
             raise ConfigError(f"cascade attention does not take this layer: {_SHIFTED}")
         prefix = kind.create(halves.replace(causal=False), device, encoding=encoding)
@@ -88,9 +91,13 @@ class Cascade:
         Raises:
             PlanMismatchError: a request whose query rows are not all behind the shared keys.
             HostLengthsNeededError: the batch carries no exact lengths.
-            UnsupportedCallError: a rolling table.
+            UnsupportedCallError: a rolling table, or a mask of the batch that the layer did not
+                declare or that depends on positions.
         """
         lengths, size = batch.host_lengths(), pages.block_size
+        for name in ("ranges", "prefix_lens"):
+            if getattr(batch, name) is not None:
+                raise UnsupportedCallError(f"batch.{name} depends on positions; plan flat")
         if pages.first_block is not None:
             raise UnsupportedCallError("a rolling table has no shared first blocks; plan flat")
         live = [r for r in range(batch.num_reqs) if lengths.query_len(r)]
@@ -113,6 +120,9 @@ class Cascade:
             [max(n - tokens, 0) for n in lengths.seq_lens],
             device=batch.device,
         ).padded(batch.num_reqs, batch.num_tokens)
+        own = own.replace(
+            max_query_len=batch.max_query_len, tree_mask=batch.tree_mask, causal=batch.causal
+        )
         rest = replace(pages, block_table=pages.block_table[:, blocks:])
         whole = Batch.from_lengths([lengths.num_tokens], [tokens], device=batch.device)
         table = pages.block_table[live[0] : live[0] + 1, :blocks]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attnplat.backends.batch import Batch, HostLengths, PageTable
-from attnplat.backends.checks import to_device
+from attnplat.backends.checks import at_least, check_tensor, to_device
 from attnplat.backends.interface import AttentionImpl, Plan
 from attnplat.backends.kv_cache import KVCache
 from attnplat.config.layer import OPEN_WINDOW, MlaConfig, SparseMlaConfig
@@ -220,6 +220,7 @@ def mla_attend(
     sinks: torch.Tensor | None = None,
     topk_indices: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one MLA layer: writes the step's latent rows, then attends.
 
@@ -235,12 +236,15 @@ def mla_attend(
         w_uk: expands latents to keys, [num_heads, nope, kv_lora_rank].
         w_uv: expands latents to values, [num_heads, kv_lora_rank, v_head_size].
         sinks, topk_indices, k_scale: as in `AttentionImpl.forward`.
+        lse: where to write the natural log-sum-exp, sinks included, of a layer that declares it:
+            float32 [num_tokens or more, num_heads]; padding rows stay as they are.
 
     Returns:
         [rows of q_nope, num_heads, v_head_size]; padding rows are zero.
 
     Raises as `AttentionImpl.forward` does.
     """
+    _check_lse(layer, plan, lse, q_nope.device)
     rows = torch.cat((latent, k_rope), dim=-1)[: plan.num_tokens, None]
     layer.absorbed.write_kv(cache, rows, None, plan.pages, k_scale=k_scale)
     out = q_nope.new_zeros(*q_nope.shape[:2], w_uv.shape[-1])
@@ -248,21 +252,41 @@ def mla_attend(
         at = plan.absorbed_rows
         q = torch.cat((_per_head(q_nope[at], w_uk), q_rope[at]), dim=-1)
         topk = None if topk_indices is None else topk_indices[at]
+        own = None if lse is None else lse[at].contiguous()
         attended = layer.absorbed.forward(
-            plan.absorbed, q, cache, sinks=sinks, topk_indices=topk, k_scale=k_scale
+            plan.absorbed, q, cache, sinks=sinks, topk_indices=topk, k_scale=k_scale, lse=own
         )
         out[at] = _per_head(attended, w_uv)
+        if lse is not None and own is not None:
+            lse[at] = own
     if plan.expanded is not None:
         at = plan.expanded_rows
         q = torch.cat((q_nope[at], q_rope[at]), dim=-1)
         kv = _expand(latent[at], k_rope[at], w_uk, w_uv)
         assert layer.expanded is not None
-        attended, lse = layer.expanded.forward(plan.expanded, q, kv=kv, return_lse=True)
-        merged = _with_context(layer, plan, cache, q, (attended, lse), (w_uk, w_uv), k_scale)
+        new = layer.expanded.forward(plan.expanded, q, kv=kv, return_lse=True)
+        merged = _with_context(layer, plan, cache, q, new, (w_uk, w_uv), k_scale)
         if sinks is not None:
             merged = apply_sinks(*merged, sinks)
         out[at] = merged[0].to(out.dtype)
+        if lse is not None:
+            lse[at] = merged[1]
     return out
+
+
+def _check_lse(
+    layer: MlaLayer, plan: MlaPlan, lse: torch.Tensor | None, device: torch.device
+) -> None:
+    """Before anything is written: the form that runs may not be the one that would refuse."""
+    if lse is None:
+        return
+    if not layer.absorbed.form.lse:
+        raise UnsupportedCallError(
+            "the log-sum-exp is asked for and the layer's config does not declare it; add "
+            "Feature.LSE to also_needs"
+        )
+    shape = (at_least(plan.num_tokens), layer.absorbed.form.num_heads)
+    check_tensor("lse", lse, shape=shape, dtype=torch.float32, device=device, written=True)
 
 
 def _with_context(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from attnplat.backends.backend import Mark
 from attnplat.config.attention import AttentionConfig
-from attnplat.config.layer import LayerConfig
+from attnplat.config.layer import IndexerConfig, LayerConfig
 from attnplat.config.run import RunContext
 from attnplat.errors import ConfigError, NoBackendError, PackageError, SimulatedDeviceError
 from attnplat.platforms.device import DeviceInfo
@@ -18,6 +18,7 @@ from attnplat.platforms.selection import Selection, Tables, select
 from attnplat.platforms.world import World
 
 if TYPE_CHECKING:
+    from attnplat.backends.indexer import IndexerImpl
     from attnplat.backends.interface import AttentionImpl
     from attnplat.platforms.planning import ModelPlan
 
@@ -117,6 +118,17 @@ class Platform:
             [select(self.tables, c, world, allow_reference=allow_reference) for c in configs]
         )
 
+    @overload
+    def get_attn_backend(  # type: ignore[overload-overlap]
+        self,
+        config: IndexerConfig,
+        attention: AttentionConfig | None = None,
+        *,
+        run: RunContext | None = None,
+        allow_reference: bool = False,
+    ) -> type[IndexerImpl]: ...
+
+    @overload
     def get_attn_backend(
         self,
         config: LayerConfig,
@@ -124,7 +136,16 @@ class Platform:
         *,
         run: RunContext | None = None,
         allow_reference: bool = False,
-    ) -> type[AttentionImpl]:
+    ) -> type[AttentionImpl]: ...
+
+    def get_attn_backend(
+        self,
+        config: LayerConfig,
+        attention: AttentionConfig | None = None,
+        *,
+        run: RunContext | None = None,
+        allow_reference: bool = False,
+    ) -> type[AttentionImpl] | type[IndexerImpl]:
         """Select, then load the implementation of the first accepted backend.
 
         Raises:
@@ -154,7 +175,7 @@ class Platform:
         return replace(self, **changes)
 
 
-def load_first(selection: Selection) -> type[AttentionImpl]:
+def load_first(selection: Selection) -> type[AttentionImpl] | type[IndexerImpl]:
     """The implementation of the first accepted backend that can be imported, and the log of it.
 
     attnplat's own are there; a plugin's may turn out broken when its kernels are imported.
@@ -163,7 +184,7 @@ def load_first(selection: Selection) -> type[AttentionImpl]:
 
     for rank, backend in enumerate(selection.accepted):
         try:
-            loaded = backend.load()
+            loaded: type[AttentionImpl] | type[IndexerImpl] = backend.load()
         except PackageError as error:
             if selection.requested is not None or backend is selection.accepted[-1]:
                 raise

@@ -125,9 +125,21 @@ def test_random_steps_are_right(seed: int) -> None:
     check(step, paged)
 
 
-@pytest.mark.parametrize("word", ["fp8_e4m3", "int8_per_token_head", "fp8_per_token_head"])
-def test_quantised_caches_are_read_as_by_any_plan(word: str) -> None:
-    config = layer(kv_cache_dtype=word)
+@pytest.mark.parametrize(
+    ("word", "scales"),
+    [
+        ("fp8_e4m3", None),
+        ("fp8_e4m3", [0.5]),
+        ("fp8_e4m3", [0.5, 2.0]),
+        ("int8_per_token_head", None),
+        ("fp8_per_token_head", None),
+    ],
+)
+def test_quantised_caches_are_read_as_by_any_plan(word: str, scales: list[float] | None) -> None:
+    given = {}
+    if scales is not None:
+        given = {"k_scale": torch.tensor(scales), "v_scale": torch.tensor(scales) * 3}
+    config = layer(kv_cache_dtype=word, per_head_quant_scales=scales is not None)
     impl = TorchSdpaImpl.create(config, "cpu")
     batch = Batch.from_lengths([2, 1], [20, 33])
     pages = PageTable.from_blocks([[4, 1], [0, 7, 3]], batch, 16, write="all")
@@ -136,12 +148,14 @@ def test_quantised_caches_are_read_as_by_any_plan(word: str) -> None:
     assert cache.v is not None
     cache.v.fill_(0x7F)
     k, v, q = torch.randn(53, 2, 16), torch.randn(53, 2, 16), torch.randn(3, 4, 16)
-    impl.write_kv(cache, k, v, pages)
-    reading = replace(pages, slot_mapping=None)
-    expected = impl.forward(impl.plan(batch, reading), q, cache, return_lse=True)
-    got = impl.forward(
-        impl.plan(batch, reading, bounds=bounds_of(batch, 0)), q, cache, return_lse=True
-    )
+    impl.write_kv(cache, k, v, pages, **given)
+    reading, asked = replace(pages, slot_mapping=None), {"return_lse": True, **given}
+    exact = IMPLS["REFERENCE"].create(config, "cpu")
+    expected = exact.forward(exact.plan(batch, reading), q, cache, **asked)
+    plans = (impl.plan(batch, reading), impl.plan(batch, reading, bounds=bounds_of(batch, 0)))
+    for one, two in zip(impl.forward(plans[0], q, cache, **asked), expected, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+    got = impl.forward(plans[1], q, cache, **asked)
     for one, two in zip(got, expected, strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
 

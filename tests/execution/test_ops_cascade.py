@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnplat.backends.batch import Batch, PageTable
+from attnplat.backends.batch import Batch, PageTable, pack_tree_mask
 from attnplat.backends.kv_cache import KVCache
 from attnplat.config.layer import MhaConfig
 from attnplat.config.names import Feature
@@ -106,7 +106,7 @@ def test_a_query_inside_the_shared_keys_is_refused() -> None:
         {"topk": 3},
         {"static_sink_tokens": 2},
         {"causal": False},
-        {"also_needs": frozenset({Feature.TREE_MASK})},
+        {"mm_prefix": True},
     ],
 )
 def test_layers_that_cannot_be_cut_are_refused(changes: dict[str, Any]) -> None:
@@ -119,3 +119,41 @@ def test_sinks_come_if_and_only_if_declared() -> None:
     cascade, _, cache, pages, q = world(layer(), batch, None, "REFERENCE")
     with pytest.raises(UnsupportedCallError, match="if and only if"):
         cascade.forward(cascade.plan(batch, pages, 12), q, cache, sinks=torch.zeros(4))
+
+
+@every_impl
+@pytest.mark.parametrize("slack", [0, 9])
+def test_a_tree_over_the_new_tokens_is_one_in_two_halves_too(name: str, slack: int) -> None:
+    needs = frozenset({Feature.LSE, Feature.TREE_MASK, Feature.PER_REQUEST_CAUSAL})
+    fork = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    most = 4 + slack
+    bits = torch.zeros(6, most, dtype=torch.bool)
+    bits[:4, :4] = torch.tensor(fork, dtype=torch.bool)
+    bits[4:, :2] = torch.tensor([[1, 0], [0, 1]], dtype=torch.bool)
+    batch = Batch.from_lengths([4, 2], [17, 26], causal=[True, False]).replace(
+        max_query_len=most, tree_mask=pack_tree_mask(bits)
+    )
+    cascade, flat, cache, pages, q = world(layer(also_needs=needs), batch, None, name)
+    out, lse = cascade.forward(cascade.plan(batch, pages, 12), q, cache)
+    want = flat.forward(flat.plan(batch, pages), q, cache, return_lse=True)
+    torch.testing.assert_close(out, want[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse, want[1], atol=1e-5, rtol=1e-5)
+    plain = flat.forward(flat.plan(batch.replace(tree_mask=None), pages), q, cache)
+    assert not torch.allclose(plain, want[0]), "the tree hides nothing"
+
+
+@pytest.mark.parametrize(
+    ("mask", "says"),
+    [
+        ({"ranges": [(0, 13, 15)]}, "batch.ranges depends on positions; plan flat"),
+        ({"prefix_lens": [3, 3]}, "batch.prefix_lens depends on positions"),
+        ({"causal": [True, True]}, "batch.causal is given"),
+    ],
+)
+def test_a_mask_that_a_cascade_cannot_keep_is_refused(mask: dict[str, Any], says: str) -> None:
+    batch = Batch.from_lengths([1, 3], [13, 15], **mask)
+    cascade, _, _, pages, _ = world(
+        layer(), batch.replace(**dict.fromkeys(mask)), None, "REFERENCE"
+    )
+    with pytest.raises(UnsupportedCallError, match=says):
+        cascade.plan(batch, pages, 12)

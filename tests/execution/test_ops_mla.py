@@ -13,7 +13,8 @@ from attnplat.backends.formats.facts import format_of
 from attnplat.backends.formats.rows import decode_rows, encode_rows
 from attnplat.backends.kv_cache import KVCache
 from attnplat.config.layer import MlaConfig, SparseMlaConfig
-from attnplat.errors import ConfigError, UnsupportedCallError
+from attnplat.config.names import Feature
+from attnplat.errors import ConfigError, TensorError, UnsupportedCallError
 from attnplat.ops.mla import MlaLayer, mla_attend
 from tests.execution.cases import IMPLS
 
@@ -242,3 +243,41 @@ def test_plans_need_slots_and_limits_that_can_be() -> None:
         whole.plan(found.batch, pages)
     with pytest.raises(ConfigError, match="context_chunk 0"):
         layer("REFERENCE", made, context_chunk=0)
+
+
+@every_impl
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 3.0])])
+@pytest.mark.parametrize("decode_query_len", [0, 1, 9])
+def test_the_log_sum_exp_is_that_of_the_whole_in_either_form(
+    name: str, sinks: torch.Tensor | None, decode_query_len: int
+) -> None:
+    made = config(sinks=sinks is not None, also_needs=frozenset({Feature.LSE}))
+    found = world(made, [1, 5, 0, 2], [9, 30, 7, 2])
+    whole = layer(name, made, decode_query_len=decode_query_len, context_chunk=8)
+    lse = torch.full((8, HEADS), 7.0)
+    close(found.run(whole, sinks=sinks, lse=lse), found.expected((NOPE + ROPE) ** -0.5, sinks))
+    want, row = [], 0
+    for rows, count in zip(found.rows, found.lens, strict=True):
+        keys = torch.einsum("jl,hnl->hjn", rows[:, :LORA].double(), found.w_uk.double())
+        own = slice(row, row + count)
+        scores = torch.einsum("ihn,hjn->ihj", found.q_nope[own].double(), keys)
+        scores += torch.einsum("ihr,jr->ihj", found.q_rope[own].double(), rows[:, LORA:].double())
+        seen = torch.arange(len(rows)) <= len(rows) - count + torch.arange(count)[:, None]
+        scores = (scores * (NOPE + ROPE) ** -0.5).masked_fill(~seen[:, None], float("-inf"))
+        total = scores.logsumexp(-1)
+        want.append(total if sinks is None else torch.logaddexp(total, sinks.double()))
+        row += count
+    torch.testing.assert_close(lse.double(), torch.cat(want), atol=2e-5, rtol=1e-6)
+
+
+def test_a_log_sum_exp_is_declared_and_of_the_right_shape_before_anything_is_written() -> None:
+    found = world(config(), [1, 4], [9, 12])
+    whole = layer("REFERENCE", config())
+    before = found.cache.k.clone()
+    with pytest.raises(UnsupportedCallError, match=r"Feature\.LSE"):
+        found.run(whole, lse=torch.zeros(5, HEADS))
+    declared = layer("REFERENCE", config(also_needs=frozenset({Feature.LSE})))
+    for wrong in (torch.zeros(4, HEADS), torch.zeros(5, HEADS, dtype=torch.float64)):
+        with pytest.raises(TensorError, match="lse has"):
+            found.run(declared, lse=wrong)
+    assert torch.equal(found.cache.k.nan_to_num(), before.nan_to_num())

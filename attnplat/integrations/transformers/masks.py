@@ -162,7 +162,7 @@ def _writes(func: Callable[..., Any]) -> bool:
     return in_place or name in ("__setitem__", "__set__")
 
 
-@torch.compiler.disable(reason="a mask with a structure is made on the host")
+@torch.compiler.disable(reason="a mask with a structure is made on the host")  # type: ignore[untyped-decorator]
 def attention_mask(**kwargs: Any) -> torch.Tensor:
     """The mask of one forward, for transformers' `AttentionMaskInterface`.
 

@@ -41,7 +41,9 @@ class AttentionFunction:
         self.attention = attention
         self.kernels = Kernels(attention)
 
-    @torch.compiler.disable(reason="attention is planned with lengths on the host")
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
+        reason="attention is planned with lengths on the host"
+    )
     def __call__(
         self,
         module: nn.Module,
