@@ -85,6 +85,7 @@ class BackendName(Name):
     CPU_MLA_SPARSE = "CPU_MLA_SPARSE"
     CPU_INDEXER = "CPU_INDEXER"
     ZENTORCH = "ZENTORCH"
+    IPEX = "IPEX"
     # Devices without a platform of their own
     XPU_MLA_SPARSE = "XPU_MLA_SPARSE"
 

@@ -39,7 +39,8 @@ def joined(tables: Tables, platform: str, plugins: Iterable[Joining]) -> Tables:
     last_resorts = frozenset(b.name for b in tables.catalog if b.last_resort)
     catalog, by_name, rows = tables.catalog, tables.by_name, tables.preferences
     for plugin in reversed(plugins):
-        own = tuple(b for b in plugin.catalog if _is_for(b, platform))
+        mine = (b for b in plugin.catalog if isinstance(b, PluginBackend))
+        own = tuple(b for b in mine if _is_for(b, platform))
         names = frozenset(b.name for b in own)
         catalog = (*catalog, *own)
         by_name = (*by_name, *(entry for entry in plugin.by_name if entry.name in names))
