@@ -600,6 +600,7 @@ def cpu_seconds(arguments: list[str], bytecode: Path) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("command", LIGHT_COMMANDS)
 def test_light_commands_answer_within_their_cpu_time(command: str, tmp_path: Path) -> None:
     arguments, limit = LIGHT_COMMANDS[command]
