@@ -100,7 +100,7 @@ def _operators(
     impl: AttentionImpl, plan: Plan, cache: KVCache, t: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     q, out = t["q"], t["out"]
-    nothing: tuple[Any, ...] = (None,) * 8
+    nothing: tuple[Any, ...] = (None,) * 10
     rest = (impl.handle, plan.handle, q, cache.handle)
     own, copied = (*rest, *cache.views, *nothing), (*rest, *_again(cache), *nothing)
     forward = torch.ops.attnplat.forward.default

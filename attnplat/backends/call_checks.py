@@ -22,6 +22,7 @@ from attnplat.backends.formats.encodings import Encoding
 from attnplat.backends.formats.facts import format_of
 from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec, Slots
 from attnplat.backends.plan import Plan, PlanKey
+from attnplat.backends.quantised_calls import FP8
 from attnplat.backends.workspace import Workspace
 from attnplat.config.layer import LayerConfig
 from attnplat.errors import (
@@ -31,6 +32,8 @@ from attnplat.errors import (
     TensorError,
     UnsupportedCallError,
 )
+
+FP8_DTYPES = tuple(FP8)
 
 NewKV = tuple[torch.Tensor, torch.Tensor | None]
 """(k, v) of a call; v is None where values are inside keys."""
@@ -328,11 +331,53 @@ class CallChecks:
         return_lse: bool,
     ) -> None:
         """The tensors with a row per query."""
+        self._check_rows_of(plan, q, out, lse, return_lse, (self.dtype,), (self.dtype,))
+
+    def _check_fp8_rows(
+        self,
+        plan: Plan,
+        q: torch.Tensor,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        q_scale: torch.Tensor | None,
+        out_scale: torch.Tensor | None,
+    ) -> None:
+        """The same where scales say that queries or results are codes."""
+        heads = self.form.num_kv_heads
+        if q_scale is not None:
+            self._check("q_scale", q_scale, (None,), torch.float32)
+            if len(q_scale) not in (1, heads):
+                raise TensorError(
+                    "q_scale",
+                    f"q_scale has shape [{len(q_scale)}]; expected [1] or [{heads}], one per KV "
+                    "head",
+                )
+        if out_scale is not None:
+            self._check("out_scale", out_scale, (1,), torch.float32)
+        plain = (self.dtype,)
+        self._check_rows_of(
+            *(plan, q, out, lse, return_lse),
+            plain if q_scale is None else FP8_DTYPES,
+            plain if out_scale is None else FP8_DTYPES,
+        )
+
+    def _check_rows_of(
+        self,
+        plan: Plan,
+        q: torch.Tensor,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        q_dtypes: tuple[torch.dtype, ...],
+        out_dtypes: tuple[torch.dtype, ...],
+    ) -> None:
         form, rows = self.form, at_least(plan.num_rows)
-        self._check("q", q, (rows, form.num_heads, form.head_size), self.dtype, rows_matter=True)
+        shape = (rows, form.num_heads, form.head_size)
+        self._check("q", q, shape, q_dtypes, rows_matter=True)
         if out is not None:
             shape = (rows, form.num_heads, form.v_head_size)
-            self._check("out", out, shape, self.dtype, rows_matter=True, written=True)
+            self._check("out", out, shape, out_dtypes, rows_matter=True, written=True)
         if lse is not None:
             self._check("lse", lse, (rows, form.num_heads), torch.float32, written=True)
         if (return_lse or lse is not None) and not form.lse:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import ClassVar, Literal, Self, TypedDict, Unpack, overload
 
 import torch
@@ -25,6 +26,7 @@ from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding, resol
 from attnplat.backends.handle import Handle
 from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec, Slots
 from attnplat.backends.plan import Call, Plan, PlanKey, Schedule
+from attnplat.backends.quantised_calls import fp8_of, read_query, write_output
 from attnplat.backends.workspace import Workspace
 from attnplat.config.layer import LayerConfig
 from attnplat.config.names import Feature, Operation, parse_name
@@ -43,6 +45,8 @@ class CallOptions(TypedDict, total=False):
     topk_indices: torch.Tensor | None
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
+    q_scale: torch.Tensor | None
+    out_scale: torch.Tensor | None
     out: torch.Tensor | None
     lse: torch.Tensor | None
 
@@ -380,6 +384,8 @@ class AttentionImpl(CallChecks, ABC):
         topk_indices: torch.Tensor | None = None,
         k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
+        q_scale: torch.Tensor | None = None,
+        out_scale: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
@@ -402,8 +408,12 @@ class AttentionImpl(CallChecks, ABC):
             k_scale, v_scale: what stored keys and values are multiplied by, in formats that say
                 so in `needs`; float32 [1], or [num_kv_heads] where the config declares
                 per_head_quant_scales. Default: 1.
-            out: where to write, [num_tokens or more, num_heads, v_head_size]; its padding rows
-                stay as they are. Default: allocated, padding rows zero.
+            q_scale: q is fp8 (float8_e4m3fn, e4m3fnuz or e5m2), and this is what its codes are
+                multiplied by; float32 [1] or [num_kv_heads].
+            out_scale: out is fp8, and what is written is divided by this and saturates; float32
+                [1]. Default dtype: e4m3fn, on CDNA3 e4m3fnuz.
+            out: where to write, [num_tokens or more, num_heads, v_head_size], the layer's dtype;
+                its padding rows stay as they are. Default: allocated, padding rows zero.
             lse: where to write the natural log-sum-exp, float32 [num_tokens or more, num_heads].
             return_lse: also return it. It includes the sink iff sinks were passed.
 
@@ -424,40 +434,71 @@ class AttentionImpl(CallChecks, ABC):
             "topk_indices": topk_indices,
         }
         scales = {"k_scale": k_scale, "v_scale": v_scale}
+        fp8 = {"q_scale": q_scale, "out_scale": out_scale}
         self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias, out, lse)
         if torch.compiler.is_compiling():
-            out, lse = self._results(q, out, lse, return_lse)
-            operators.call_forward(self, plan, q, cache, kv, {**options, **scales}, out, lse)
+            out, lse = self._results(q, out, lse, return_lse, out_scale)
+            given = {**options, **scales, **fp8}
+            operators.call_forward(self, plan, q, cache, kv, given, out, lse)
             return (out, lse) if return_lse else out  # type: ignore[return-value]
         self._check_key(plan)
         slots = None if kv is None else self._plan_slots(plan, kv[0])
         self._check_source(plan, cache, kv, slots)
         self._check_options(plan, options)
         self._check_scales(plan.pages is not None, scales)
-        self._check_rows(plan, q, out, lse, return_lse)
+        if q_scale is None and out_scale is None:
+            self._check_rows(plan, q, out, lse, return_lse)
+        else:
+            self._check_fp8_rows(plan, q, out, lse, return_lse, **fp8)
         if out is not None or lse is not None:
             new = dict(zip(("k", "v"), kv or (), strict=False))
-            self._check_results_apart(out, lse, cache, {"q": q, **new, **options, **scales})
-        out, lse = self._results(q, out, lse, return_lse)
+            self._check_results_apart(out, lse, cache, {"q": q, **new, **options, **scales, **fp8})
+        out, lse = self._results(q, out, lse, return_lse, out_scale)
         k, v = self._dense(kv) if cache is None else (None, None)
         call = Call(q=q, cache=cache, k=k, v=v, out=out, lse=lse, **options, **scales)
         with torch.no_grad(), _no_autocast(q.device.type):
             if cache is not None and kv is not None:
                 assert slots is not None
                 self._write_new(cache, kv, slots, **scales)
-            self._attend(plan, call)
+            if q_scale is None and out_scale is None:
+                self._attend(plan, call)
+            else:
+                self._attend_codes(plan, call, q_scale, out_scale)
         if return_lse:
             assert lse is not None
             return out, lse
         return out
 
+    def _attend_codes(
+        self,
+        plan: Plan,
+        call: Call,
+        q_scale: torch.Tensor | None,
+        out_scale: torch.Tensor | None,
+    ) -> None:
+        """`_attend` where queries or results are codes."""
+        q, out = call.q, call.out
+        if q_scale is not None:
+            q = read_query(q, q_scale, self.dtype)
+        if out_scale is not None:
+            out = torch.zeros(out.shape, dtype=self.dtype, device=self.device)
+        self._attend(plan, replace(call, q=q, out=out))
+        if out_scale is not None:
+            write_output(out, out_scale, call.out, plan.batch.query_start_loc[-1])
+
     def _results(
-        self, q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None, return_lse: bool
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        out_scale: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The caller's `out` and `lse`, or new ones, whose padding rows are zero."""
         rows, heads = q.shape[0], self.form.num_heads
         if out is None:
-            out = q.new_zeros(rows, heads, self.form.v_head_size)
+            dtype = self.dtype if out_scale is None else fp8_of(self.device)
+            out = q.new_zeros((rows, heads, self.form.v_head_size), dtype=dtype)
         if lse is None and return_lse:
             lse = torch.zeros(rows, heads, dtype=torch.float32, device=q.device)
         return out, lse

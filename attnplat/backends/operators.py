@@ -35,7 +35,10 @@ _WRITTEN = (
     "Tensor(d!)? cache_v_scales"
 )
 _SCALES = "Tensor? k_scale, Tensor? v_scale"
-OPTIONS = ("sinks", "alibi_slopes", "position_bias", "topk_indices", "k_scale", "v_scale")
+OPTIONS = (
+    *("sinks", "alibi_slopes", "position_bias", "topk_indices"),
+    *("k_scale", "v_scale", "q_scale", "out_scale"),
+)
 """The optional inputs of `forward`, in the operators' order."""
 
 _OPTIONS = ", ".join(f"Tensor? {name}" for name in OPTIONS)
@@ -94,6 +97,8 @@ def _forward(
     topk_indices: Tensor | None,
     k_scale: Tensor | None,
     v_scale: Tensor | None,
+    q_scale: Tensor | None,
+    out_scale: Tensor | None,
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
@@ -111,6 +116,8 @@ def _forward(
         topk_indices=topk_indices,
         k_scale=k_scale,
         v_scale=v_scale,
+        q_scale=q_scale,
+        out_scale=out_scale,
         out=out,
         lse=lse,
     )

@@ -322,7 +322,7 @@ def arguments(operator: str) -> tuple[Any, ...]:
     assert case.cache is not None and case.kv is not None
     layer_, plan, views = case.impl.handle, case.plan.handle, (case.cache.handle, *case.cache.views)
     KEPT.append(case)
-    pages, out = case.plan.pages, (torch.zeros(3, 4, 16), torch.zeros(3, 4))
+    pages, rest = case.plan.pages, (None, None, torch.zeros(3, 4, 16), torch.zeros(3, 4))
     assert pages is not None
     scales, options = tuple(SCALE.values()), (None,) * 4
     return {
@@ -331,8 +331,8 @@ def arguments(operator: str) -> tuple[Any, ...]:
             *(layer_, pages.block_table, pages.slot_mapping, pages.block_size),
             *(*views, *case.kv, *scales),
         ),
-        "forward": (layer_, plan, case.q, *views, None, None, *options, *scales, *out),
-        "write_and_forward": (layer_, plan, case.q, *views, *case.kv, *options, *scales, *out),
+        "forward": (layer_, plan, case.q, *views, None, None, *options, *scales, *rest),
+        "write_and_forward": (layer_, plan, case.q, *views, *case.kv, *options, *scales, *rest),
     }[operator]
 
 
