@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attnplat.backends.portable.torch_sdpa import TorchSdpaImpl
+from attnplat.cli import check
 from attnplat.cli.main import main
 from attnplat.config.names import Feature
 from attnplat.errors import ConfigError, UnknownNameError
@@ -123,7 +124,7 @@ def test_unknown_names_get_the_closest() -> None:
     with pytest.raises(UnknownNameError, match="case"):
         chosen(["Z1"])
     with pytest.raises(ConfigError, match="adapter"):
-        subject_of("CPU_MLA")
+        subject_of("ZEN_CPU")
 
 
 def test_the_exit_code_says_whether_claims_hold(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +156,19 @@ def test_what_cannot_be_asked_is_one_clear_line(
     assert told.count("\n") == 1
 
 
+def test_what_is_to_be_said_of_several_cases_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert check._runs(["A1", "A2", "A3", "B2", "B4", "B5"]) == "A1-A3 B2 B4-B5"
+    report = run_conformance(Silent, ids=["E6", "E8", "A10", "L"])
+    check._print(report, every=False)
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("refused")]
+    assert line.endswith("E6 E8")
+    assert "sinks" in line
+    assert any(line.endswith("L1-L11") for line in lines)
+
+
 def test_the_list_of_cases_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--cases", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == len(CASES)
@@ -166,7 +180,8 @@ def test_a_suite_is_built_once_and_serves_many_subjects() -> None:
         run_conformance(name, ids=["D1"], suite=suite) for name in ("REFERENCE", "TORCH_SDPA")
     ]
     assert [report.of(Status.PASSED) for report in reports] == [["D1"], ["D1"]]
-    assert reports[0].gaps.keys() == {"float32", "bfloat16", "float16"}
+    assert reports[0].gaps.keys() == {"float32", "bfloat16", "float16", "float64"}
+    assert reports[1].gaps.keys() == {"float32", "bfloat16", "float16"}
 
 
 def test_importing_the_records_loads_no_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -129,8 +130,11 @@ def run_campaign(
 
     It forks; call it in a process that has not used several threads in torch. Linux only.
 
-    Raises ConfigError for a quick run without the findings of a full one.
+    Raises ConfigError for a quick run without the findings of a full one, and where processes
+    cannot be forked.
     """
+    if not hasattr(os, "sched_getaffinity"):
+        raise ConfigError("bugs are planted in forked processes, which needs Linux")
     kills = Kills.read()
     if level == "quick" and not kills.planted:
         raise ConfigError(f"{KILLS.name} is missing; it comes with a full run of the mutations")
