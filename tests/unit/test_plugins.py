@@ -492,6 +492,42 @@ def test_a_platform_of_a_plugin_is_found_simulated_explained_and_listed(site: Pa
     assert codes == [0, 0, 0] and known == ["t1", "t2"]
 
 
+def renamed(files: dict[str, str], words: dict[str, str]) -> dict[str, str]:
+    """The toy platform under other names."""
+    changed = {}
+    for name, text in files.items():
+        for old, new in words.items():
+            name, text = name.replace(old, new), text.replace(old, new)
+        changed[name] = text
+    return changed
+
+
+def test_two_platforms_of_plugins_stand_side_by_side_and_a_third_of_one_name_aside(
+    site: Path,
+) -> None:
+    install(site, "a-toy", TOY_ENTRY, TOY)
+    words = {"toy_plugin": "box_plugin", '"toy"': '"box"', "TOY_ATTN": "BOX_ATTN"}
+    entry = TOY_ENTRY.replace("toy =", "box =").replace("TOY_ATTN", "BOX_ATTN")
+    install(site, "b-box", entry.replace("toy_plugin", "box_plugin"), renamed(TOY, words))
+    install(site, "c-toy", "[attnplat.platforms]\ntoy = other_plugin\n", {})
+    told = ask(
+        site,
+        """
+        import attnplat
+        from attnplat.platforms import platform_names, plugins_here
+        layer = attnplat.MhaConfig(head_size=64, num_heads=4, num_kv_heads=4)
+        chosen = [attnplat.platform_for(d).select(layer).chosen.name for d in ("toy:t1", "box:t1")]
+        problems = {p.distribution: p.problem and p.problem.text for p in plugins_here()}
+        print(json.dumps([platform_names(), chosen, problems]))
+        """,
+    )
+    names, chosen, problems = told
+    assert names == ["cuda", "rocm", "toy", "box", "cpu"]
+    assert chosen == ["TOY_ATTN", "BOX_ATTN"]
+    assert problems.pop("c-toy") == "the plugin c-toy 1.0 declares toy, which a-toy 1.0 has"
+    assert set(problems.values()) == {None}
+
+
 BAD_DETECTORS = {
     "raises": "def detect():\n    raise SystemExit(1)\n",
     "returns-nothing": "def detect():\n    return None\n",
