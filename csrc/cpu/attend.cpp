@@ -24,12 +24,38 @@ struct Call {
 
 constexpr std::align_val_t kAlignment{64};
 
+// Memory that a thread keeps for its next call, since the system clears anew what was given back. No
+// call reads what it has not written.
+class Kept {
+ public:
+  ~Kept() { ::operator delete(at_, kAlignment); }
+
+  void *room(int64_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+    bool fits = bytes == bytes_;  // so that going past its end is seen
+#else
+    bool fits = bytes <= bytes_;
+#endif
+    if (!fits) {
+      ::operator delete(at_, kAlignment);
+      at_ = ::operator new(size_t(bytes), kAlignment, std::nothrow);
+      bytes_ = at_ ? bytes : 0;
+    }
+    return at_;
+  }
+
+ private:
+  void *at_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+thread_local Kept kept;
+
 // One thread's share: tasks by number, until none is left.
 void work(Call &call) {
   int64_t n = call.next.fetch_add(1, std::memory_order_relaxed);
   if (n >= call.summary->num_tasks) return;
-  void *scratch =
-      ::operator new(size_t(call.summary->scratch_bytes), kAlignment, std::nothrow);
+  void *scratch = kept.room(call.summary->scratch_bytes);
   if (!scratch) {
     call.status.store(ATTNPLAT_NO_MEMORY, std::memory_order_relaxed);
     return;
@@ -44,7 +70,6 @@ void work(Call &call) {
       call.kernels->fold(call.plan, call.tensors, task, scratch);
   }
   call.kernels->leave();
-  ::operator delete(scratch, kAlignment);
 }
 
 struct Shares {
@@ -67,6 +92,7 @@ extern "C" int32_t attnplat_cpu_attend(const attnplat_cpu_plan *plan,
   if (plan->size != sizeof(*plan) || tensors->size != sizeof(*tensors) ||
       plan->version != ATTNPLAT_CPU_ABI || tensors->version != ATTNPLAT_CPU_ABI)
     return ATTNPLAT_BAD_STRUCT;
+  if (tensors->topk_count > plan->topk) return ATTNPLAT_BAD_VALUE;
   Call call;
   call.plan = plan;
   call.tensors = tensors;

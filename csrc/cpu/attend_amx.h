@@ -13,6 +13,9 @@
 // a buffer in which those of keys that nobody sees are 0. The shuffles work on eight elements at a
 // time, so the values' sums come out in an order of their own, which `settle` undoes.
 
+// Floats between the scores of 32 keys and of the next 32.
+constexpr int64_t kScoreChunk = 32 * 32;
+
 // Rows of scores are turned back 16 by 16, those of keys too; the fewer of them are.
 static inline bool turns_queries(const Work &w) {
   return round_up(w.rows, 16) / 16 <= w.k_pad / 32;
@@ -23,11 +26,11 @@ static inline void place_buffers(const Work &w, Arena &arena, Buffers &b) {
   bool queries = turns_queries(w);
   b.q = arena.take<Half>(rows * w.k_pad);
   b.keys = arena.take<Half>(queries ? 0 : w.tile_keys * w.k_pad);
-  b.groups = arena.take<Half>(2 * 16 * w.k_pad);
+  b.groups = arena.take<Half>(4 * 16 * greater(w.k_pad, w.v_pad));
   b.values = arena.take<Half>(w.tile_keys * w.v_pad);
-  b.scores = arena.take<float>((queries ? rows : 32) * w.tile_keys);
-  b.block = arena.take<float>(4 * 256);
-  b.weights = arena.take<Half>(32 * w.tile_keys);
+  b.scores = arena.take<float>((queries ? rows : 64) * w.tile_keys);
+  b.block = arena.take<float>(greater(16 * greater(w.tile_keys, 128), 16 * w.v_pad));
+  b.weights = arena.take<Half>(w.rows <= kFewTileRows ? 32 * w.tile_keys : 0);
   b.spans = arena.take<Span>(rows / 32);
 }
 
@@ -55,33 +58,88 @@ static inline void read_queries(Work &w, const Buffers &b) {
   }
 }
 
-// Sixteen keys from the j-th of the tile on, as rows of bfloat16 `stride` elements apart.
-template <class E>
-static inline const Half *key_group(const Work &w, int64_t j, Half *copy, int64_t *stride) {
-  if (E::bytes == 2 && w.k_size % 32 == 0) {
-    int64_t step = w.k_at[j + 1] - w.k_at[j];
-    bool even = true;
-    for (int64_t n = 1; n < 16; n++) even &= w.k_at[j + n] - w.k_at[j] == n * step;
-    if (even && step % 2 == 0) {
-      *stride = step / 2;
-      return reinterpret_cast<const Half *>(w.k_at[j]);
-    }
+// One step of four products, A of 16 rows above and below, B of 16 columns left and right; without
+// `Two` only of those above. All loads come first: where a processor's other thread leaves few
+// tile registers to rename, a load behind a product would wait for it.
+template <bool Two>
+static inline void step_by_rows(const Half *a0, const Half *a1, int64_t stride, const Half *b0,
+                                const Half *b1) {
+  Tiles::load<4>(a0, stride);
+  Tiles::load<6>(b0, 64);
+  Tiles::load<7>(b1, 64);
+  if (Two) Tiles::load<5>(a1, stride);
+  Tiles::multiply<0, 4, 6>();
+  Tiles::multiply<1, 4, 7>();
+  if (Two) Tiles::multiply<2, 5, 6>();
+  if (Two) Tiles::multiply<3, 5, 7>();
+}
+
+// The same where A's rows are keys, 16 in each of two places, and B the rows of queries.
+template <bool Two>
+static inline void step_by_keys(const Keys &k, int64_t d, const Half *q0, const Half *q1) {
+  Tiles::load<4>(k.k0.at + d, 2 * k.k0.stride);
+  Tiles::load<6>(q0, 64);
+  Tiles::load<5>(k.k1.at + d, 2 * k.k1.stride);
+  if (Two) Tiles::load<7>(q1, 64);
+  Tiles::multiply<0, 4, 6>();
+  Tiles::multiply<1, 5, 6>();
+  if (Two) Tiles::multiply<2, 4, 7>();
+  if (Two) Tiles::multiply<3, 5, 7>();
+}
+
+static inline void clear_sums() {
+  Tiles::zero<0>();
+  Tiles::zero<1>();
+  Tiles::zero<2>();
+  Tiles::zero<3>();
+}
+
+// Scores of 16 keys by 16 rows, turned: from `block` to rows 128 bytes apart.
+static inline void turn_scores(const float *block, float *to) {
+  V::F x[16];
+  for (int i = 0; i < 16; i++) x[i] = V::load(block + 16 * i);
+  V::transpose(x);
+  for (int i = 0; i < 16; i++) V::store(to + 32 * i, x[i]);
+}
+
+// Four tiles of scores that were stored for `to`, turned.
+struct Unturned {
+  float *block, *to;
+  bool two;
+
+  void turn() const {
+    if (!to) return;
+    turn_scores(block, to);
+    turn_scores(block + 256, to + 16);
+    if (!two) return;
+    turn_scores(block + 512, to + 512);
+    turn_scores(block + 768, to + 528);
   }
-  for (int64_t n = 0; n < 16; n++)
-    for (int64_t d = 0; d < w.k_pad; d += 32)
-      H::store(copy + n * w.k_pad + d, take_halves<E>(w.k_at[j + n], d, w.k_size));
-  *stride = w.k_pad;
-  return copy;
+};
+
+template <bool Two>
+static inline void score_keys(const Work &w, const Buffers &b, int64_t r, const Keys &k,
+                              float *block) {
+  const Half *q0 = b.q + r * w.k_pad, *q1 = q0 + 16 * w.k_pad;
+  clear_sums();
+  for (int64_t d = 0; d < w.k_pad; d += 32)
+    step_by_keys<Two>(k, d, q0 + 16 * d, q1 + 16 * d);
+  Tiles::store<0>(block, 64);
+  Tiles::store<1>(block + 256, 64);
+  if (Two) {
+    Tiles::store<2>(block + 512, 64);
+    Tiles::store<3>(block + 768, 64);
+  }
 }
 
 // Scores of all rows, queries turned.
 template <class E>
 static inline void score_by_keys(Work &w, const Buffers &b) {
-  int64_t steps = w.k_pad / 32, tile = w.tile_keys;
+  // A load waits long for what a tile register has just written: scores are turned one block late.
+  Unturned late{}, next{};
+  next.block = b.block;
   for (int64_t j = w.from; j < w.to; j += 32) {
-    int64_t s0, s1;
-    const Half *k0 = key_group<E>(w, j, b.groups, &s0);
-    const Half *k1 = key_group<E>(w, j + 16, b.groups + 16 * w.k_pad, &s1);
+    Keys keys = key_groups<E>(w, j, b.groups);
     // The keys after next, and the values that will be wanted with these.
     for (int64_t n = j + 64; n < lesser(j + 96, w.to); n++)
       prefetch_row(w.k_at[n], w.k_size * E::bytes);
@@ -89,105 +147,110 @@ static inline void score_by_keys(Work &w, const Buffers &b) {
       for (int64_t n = j; n < j + 32; n++) prefetch_row(w.v_at[n], w.v_size * E::bytes);
     for (int64_t r = 0; r < w.rows; r += 32) {
       if (j < b.spans[r / 32].from || j >= b.spans[r / 32].to) continue;
-      bool two = r + 16 < w.rows;
-      const Half *q0 = b.q + r * w.k_pad, *q1 = q0 + 16 * w.k_pad;
-      Tiles::zero<0>();
-      Tiles::zero<1>();
-      Tiles::zero<2>();
-      Tiles::zero<3>();
-      for (int64_t n = 0; n < steps; n++) {
-        Tiles::load<4>(k0 + 32 * n, 2 * s0);
-        Tiles::load<6>(q0 + 512 * n, 64);
-        Tiles::multiply<0, 4, 6>();
-        Tiles::load<5>(k1 + 32 * n, 2 * s1);
-        Tiles::multiply<1, 5, 6>();
-        if (two) {
-          Tiles::load<7>(q1 + 512 * n, 64);
-          Tiles::multiply<2, 4, 7>();
-          Tiles::multiply<3, 5, 7>();
-        }
-      }
-      Tiles::store<0>(b.block, 64);
-      Tiles::store<1>(b.block + 256, 64);
-      if (two) {
-        Tiles::store<2>(b.block + 512, 64);
-        Tiles::store<3>(b.block + 768, 64);
-      }
-      for (int64_t n = 0; n < (two ? 4 : 2); n++) {
-        V::F x[16];
-        for (int i = 0; i < 16; i++) x[i] = V::load(b.block + 256 * n + 16 * i);
-        V::transpose(x);
-        int64_t first = r + n / 2 * 16;
-        float *to = b.scores + first * tile + j + n % 2 * 16;
-        for (int i = 0; i < 16 && first + i < w.rows; i++) V::store(to + i * tile, x[i]);
-      }
+      next.to = b.scores + r * w.tile_keys + j / 32 * kScoreChunk;
+      next.two = r + 16 < w.rows;
+      if (next.two)
+        score_keys<true>(w, b, r, keys, next.block);
+      else
+        score_keys<false>(w, b, r, keys, next.block);
+      late.turn();
+      late = next;
+      next.block = b.block + (next.block == b.block ? 1024 : 0);
     }
+  }
+  late.turn();
+}
+
+// Thirty-two rows of the task, or as many as are left, at the tile at hand.
+//
+// Vectors weigh the rows of one block while tile registers multiply for another: both take long,
+// and a processor looks ahead too short a way to find that by itself. So `advance` is called
+// after every four products, and does of a block's rows its share: `pace` sixteenths of a unit.
+struct Block {
+  float *scores;  // [tile / 32, 32, 32], and later weights
+  int64_t first, rows;
+  Span span;
+  int64_t pace, credit, raised, weighed;
+  bool any;  // row has seen something
+};
+
+// A row's weights, bfloat16, in place of the first or of the second half of its scores, by turns:
+// so they are spread over all of the cache's sets.
+static inline Half *weights_at(float *scores, int64_t j) {
+  return reinterpret_cast<Half *>(scores + j / 32 * kScoreChunk + j / 32 % 2 * 16);
+}
+
+// The maxima of two rows, or the weights of one.
+static inline void do_unit(Work &w, Block &k) {
+  if (k.raised < k.rows) {
+    float *s = k.scores + 32 * k.raised;
+    int64_t r = k.first + k.raised;
+    if (k.raised + 2 <= k.rows)
+      raise_rows<2>(w, s, kScoreChunk, r, k.span);
+    else
+      raise_rows<1>(w, s, kScoreChunk, r, k.span);
+    k.raised += 2;
+  } else if (k.weighed < k.rows) {
+    float *s = k.scores + 32 * k.weighed;
+    k.any |= weigh_row(w, s, kScoreChunk, k.first + k.weighed, k.span,
+                       [&](int64_t j, V::F x, V::F y) { H::store(weights_at(s, j), H::pack(x, y)); });
+    k.weighed++;
   }
 }
 
-// Scores of rows r .. r + 32, keys turned.
-static inline void score_by_rows(Work &w, const Buffers &b, int64_t r) {
-  int64_t steps = w.k_pad / 32, tile = w.tile_keys, stride = 2 * w.k_pad;
-  bool two = r + 16 < w.rows;
-  const Half *q0 = b.q + r * w.k_pad, *q1 = q0 + 16 * w.k_pad;
-  for (int64_t j = w.from; j < w.to; j += 32) {
+static inline void advance(Work &w, Block *k) {
+  if (!k) return;
+  for (k->credit += k->pace; k->credit >= 16; k->credit -= 16) do_unit(w, *k);
+}
+
+static inline void finish(Work &w, Block &k) {
+  while (k.weighed < k.rows) do_unit(w, k);
+}
+
+// Scores of a block's rows, keys turned; the rows of the block before are weighed meanwhile.
+template <bool Two>
+static inline void score_by_rows(Work &w, const Buffers &b, const Block &k, Block *before) {
+  const Half *q0 = b.q + k.first * w.k_pad, *q1 = q0 + 16 * w.k_pad;
+  for (int64_t j = k.span.from; j < k.span.to; j += 32) {
     const Half *k0 = b.keys + j * w.k_pad, *k1 = k0 + 16 * w.k_pad;
-    Tiles::zero<0>();
-    Tiles::zero<1>();
-    Tiles::zero<2>();
-    Tiles::zero<3>();
-    for (int64_t n = 0; n < steps; n++) {
-      Tiles::load<4>(q0 + 32 * n, stride);
-      Tiles::load<6>(k0 + 512 * n, 64);
-      Tiles::multiply<0, 4, 6>();
-      Tiles::load<7>(k1 + 512 * n, 64);
-      Tiles::multiply<1, 4, 7>();
-      if (two) {
-        Tiles::load<5>(q1 + 32 * n, stride);
-        Tiles::multiply<2, 5, 6>();
-        Tiles::multiply<3, 5, 7>();
-      }
+    float *to = k.scores + j / 32 * kScoreChunk;
+    clear_sums();
+    for (int64_t d = 0; d < w.k_pad; d += 32) {
+      step_by_rows<Two>(q0 + d, q1 + d, 2 * w.k_pad, k0 + 16 * d, k1 + 16 * d);
+      advance(w, before);
     }
-    Tiles::store<0>(b.scores + j, 4 * tile);
-    Tiles::store<1>(b.scores + j + 16, 4 * tile);
-    if (two) {
-      Tiles::store<2>(b.scores + 16 * tile + j, 4 * tile);
-      Tiles::store<3>(b.scores + 16 * tile + j + 16, 4 * tile);
+    Tiles::store<0>(to, 128);
+    Tiles::store<1>(to + 16, 128);
+    if (Two) {
+      Tiles::store<2>(to + 512, 128);
+      Tiles::store<3>(to + 528, 128);
     }
   }
 }
 
-// Adds the tile's weighted values to rows r .. r + 32.
-static inline void add_values(Work &w, const Buffers &b, int64_t r) {
-  int64_t steps = w.tile_keys / 32, stride = 4 * w.v_pad, tile = 2 * w.tile_keys;
-  bool two = r + 16 < w.rows;
-  const Half *p0 = b.weights, *p1 = p0 + 16 * w.tile_keys;
+// Adds the tile's weighted values to a block's rows; the next block's rows are weighed meanwhile.
+template <bool Two>
+static inline void add_values(Work &w, const Buffers &b, const Block &k, Block *next) {
+  int64_t steps = w.tile_keys / 32;
   for (int64_t d = 0; d < w.v_pad; d += 32) {
-    float *o0 = w.values + r * w.v_pad + d, *o1 = o0 + 16 * w.v_pad;
+    float *o0 = w.values + k.first * w.v_pad + 16 * d, *o1 = o0 + 16 * w.v_pad;
     const Half *v = b.values + d / 32 * steps * 1024;
-    Tiles::load<0>(o0, stride);
-    Tiles::load<1>(o0 + 16, stride);
-    if (two) {
-      Tiles::load<2>(o1, stride);
-      Tiles::load<3>(o1 + 16, stride);
+    Tiles::load<0>(o0, 64);
+    Tiles::load<1>(o0 + 256, 64);
+    if (Two) {
+      Tiles::load<2>(o1, 64);
+      Tiles::load<3>(o1 + 256, 64);
     }
-    for (int64_t j = w.from; j < w.to; j += 32) {
-      Tiles::load<4>(p0 + j, tile);
-      Tiles::load<6>(v + j * 32, 64);
-      Tiles::multiply<0, 4, 6>();
-      Tiles::load<7>(v + j * 32 + 512, 64);
-      Tiles::multiply<1, 4, 7>();
-      if (two) {
-        Tiles::load<5>(p1 + j, tile);
-        Tiles::multiply<2, 5, 6>();
-        Tiles::multiply<3, 5, 7>();
-      }
+    for (int64_t j = k.span.from; j < k.span.to; j += 32) {
+      const Half *p = weights_at(k.scores, j);
+      step_by_rows<Two>(p, p + 1024, 128, v + j * 32, v + j * 32 + 512);
+      advance(w, next);
     }
-    Tiles::store<0>(o0, stride);
-    Tiles::store<1>(o0 + 16, stride);
-    if (two) {
-      Tiles::store<2>(o1, stride);
-      Tiles::store<3>(o1 + 16, stride);
+    Tiles::store<0>(o0, 64);
+    Tiles::store<1>(o0 + 256, 64);
+    if (Two) {
+      Tiles::store<2>(o1, 64);
+      Tiles::store<3>(o1 + 256, 64);
     }
   }
 }
@@ -212,8 +275,42 @@ static inline void find_spans(const Work &w, const Buffers &b) {
   }
 }
 
+static inline Block block_of(const Work &w, const Buffers &b, int64_t r, int64_t nth,
+                             bool queries) {
+  Block k{};
+  // Two buffers by turns, where keys are turned: one is weighed while the other is filled.
+  k.scores = b.scores + (queries ? r : nth % 2 * 32) * w.tile_keys;
+  k.first = r;
+  k.rows = lesser(w.rows - r, 32);
+  k.span = b.spans[r / 32];
+  // Units of the block over products while which they can be done, four by four.
+  int64_t steps = w.v_pad / 32 + (queries ? 0 : w.k_pad / 32);
+  steps *= (k.span.to - k.span.from) / 32;
+  // What tile registers have just written had better not be read at once.
+  k.credit = -32;
+  k.pace = (16 * (k.rows + k.rows / 2 + 1) + steps - 1) / greater(steps, 1);
+  return k;
+}
+
+static inline void score_block(Work &w, const Buffers &b, const Block &k, Block *before) {
+  if (k.rows > 16)
+    score_by_rows<true>(w, b, k, before);
+  else
+    score_by_rows<false>(w, b, k, before);
+}
+
+static inline void add_block(Work &w, const Buffers &b, Block &k, Block *next) {
+  finish(w, k);
+  if (!k.any) return;
+  if (k.rows > 16)
+    add_values<true>(w, b, k, next);
+  else
+    add_values<false>(w, b, k, next);
+}
+
 template <class E>
 static inline void attend_tile(Work &w, const Buffers &b) {
+  if (takes_few(w)) return few_tile<E>(w, b);
   bool queries = turns_queries(w);
   find_spans(w, b);
   if (queries)
@@ -221,20 +318,41 @@ static inline void attend_tile(Work &w, const Buffers &b) {
   else
     turn_tile<E>(w, b);
   pair_values<E>(w, b);
-  Span whole = {w.from, w.to};
-  for (int64_t r = 0; r < w.rows; r += 32) {
-    w.from = b.spans[r / 32].from;
-    w.to = b.spans[r / 32].to;
-    if (w.from >= w.to) continue;
-    if (!queries) score_by_rows(w, b, r);
-    float *scores = b.scores + (queries ? r * w.tile_keys : 0);
-    bool any = false;
-    for (int64_t n = 0; n < 32 && r + n < w.rows; n++)
-      any |= weigh_row(w, scores + n * w.tile_keys, b.weights + n * w.tile_keys, r + n);
-    if (any) add_values(w, b, r);
+  Block now{}, next;
+  for (int64_t r = 0, nth = 0; r < w.rows; r += 32) {
+    next = block_of(w, b, r, nth, queries);
+    if (next.span.from >= next.span.to) continue;
+    nth++;
+    Block *before = now.rows > 0 ? &now : nullptr;
+    if (!queries) score_block(w, b, next, before);
+    if (before) add_block(w, b, now, &next);
+    now = next;
   }
-  w.from = whole.from;
-  w.to = whole.to;
+  if (now.rows > 0) add_block(w, b, now, nullptr);
+}
+
+// The values' sums as rows, in the order of their elements.
+static inline void settle_rows(Work &w, const Buffers &b) {
+  for (int64_t first = 0; first < w.rows; first += 16) {
+    float *to = w.values + first * w.v_pad;
+    __builtin_memcpy(b.block, to, size_t(16 * w.v_pad) * sizeof(float));
+    for (int64_t r = 0; r < 16 && first + r < w.rows; r++, to += w.v_pad) {
+      const float *from = b.block + 16 * r;
+      for (int64_t d = 0; d < w.v_pad; d += 32)
+        H::fours(V::load(from + 16 * d), V::load(from + 16 * d + 256), to + d);
+    }
+  }
+}
+
+// After the last tile of a piece; false when it is to be computed again.
+static inline bool settle_tiles(Work &w, const Buffers &b) {
+  bool good = true;
+  if (takes_few(w))
+    good = settle_few(w, b);
+  else
+    settle_rows(w, b);
+  w.careful = !good;
+  return good;
 }
 
 static inline void measure_tiles(Work &w, const attnplat_cpu_plan *plan, const Task *task) {
@@ -255,20 +373,10 @@ static int64_t multiply(int64_t rounds) {
   alignas(64) static const Half data[8 * 512] = {0};
   alignas(64) float sums[256];
   for (int64_t n = 0; n < rounds; n++) {
-    Tiles::zero<0>();
-    Tiles::zero<1>();
-    Tiles::zero<2>();
-    Tiles::zero<3>();
-    for (int64_t k = 0; k < 4; k++) {
-      Tiles::load<4>(data + 512 * k, 64);
-      Tiles::load<6>(data + 512 * (k + 4), 64);
-      Tiles::multiply<0, 4, 6>();
-      Tiles::load<7>(data + 512 * (k ^ 1), 64);
-      Tiles::multiply<1, 4, 7>();
-      Tiles::load<5>(data + 512 * (k ^ 3), 64);
-      Tiles::multiply<2, 5, 6>();
-      Tiles::multiply<3, 5, 7>();
-    }
+    clear_sums();
+    for (int64_t k = 0; k < 4; k++)
+      step_by_rows<true>(data + 512 * k, data + 512 * (k ^ 3), 64, data + 512 * (k + 4),
+                         data + 512 * ((k ^ 1) + 4));
     Tiles::store<0>(sums, 64);
   }
   return rounds * 16 * 16 * 16 * 32 * 2;

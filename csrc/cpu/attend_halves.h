@@ -1,9 +1,25 @@
 // The kernels of an instruction set with bfloat16 products, and for what these do not take those of
 // `rest`, another's.
 
+static inline void decode_tile(Work &w) {
+  for (int64_t n = w.from; n < w.to; n++) {
+    if (w.k_at[n] == w.zeros) continue;
+    Half *to = reinterpret_cast<Half *>(w.decoded) + n * w.k_pad;
+    V::F low = V::zero();
+    decode_latent(w.plan->kv_encoding, reinterpret_cast<const uint8_t *>(w.k_at[n]),
+                  w.scales_at[n], [to, &low](int64_t d, V::F x) {
+                    if (d % 32 == 0)
+                      low = x;
+                    else
+                      H::store(to + d - 16, H::pack(low, x));
+                  });
+    w.k_at[n] = w.v_at[n] = reinterpret_cast<const char *>(to);
+  }
+}
+
 template <class E>
 static inline void attend_as(Work &w, const Buffers &b) {
-  attend_pieces(w, [&] { attend_tile<E>(w, b); }, [&] { settle(w); });
+  attend_pieces(w, [&] { attend_tile<E>(w, b); }, [&] { return settle_tiles(w, b); });
 }
 
 static void attend_task(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
@@ -23,7 +39,8 @@ static void attend_task(const attnplat_cpu_plan *plan, const attnplat_cpu_tensor
     case ATTNPLAT_BF16: return attend_as<BF16>(w, b);
     case ATTNPLAT_E4M3FN: return attend_as<E4M3>(w, b);
     case ATTNPLAT_E5M2: return attend_as<E5M2>(w, b);
-    default: return attend_as<INT8>(w, b);
+    case ATTNPLAT_INT8: return attend_as<INT8>(w, b);
+    default: return attend_as<BF16>(w, b);  // latent rows
   }
 }
 

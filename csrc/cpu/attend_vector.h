@@ -6,6 +6,7 @@ constexpr int64_t kBlockRows = 96;
 constexpr int64_t kFewRows = 8;
 
 static void nothing() {}
+static bool settled() { return true; }
 
 struct Buffers {
   float *scores;  // [kManyRows, kTile]
@@ -67,12 +68,22 @@ static inline void attend_tile(Work &w, const Buffers &b) {
     many_tile<E, Degree>(w, b);
 }
 
+static inline void decode_tile(Work &w) {
+  for (int64_t n = w.from; n < w.to; n++) {
+    if (w.k_at[n] == w.zeros) continue;
+    float *to = reinterpret_cast<float *>(w.decoded) + n * w.k_pad;
+    decode_latent(w.plan->kv_encoding, reinterpret_cast<const uint8_t *>(w.k_at[n]),
+                  w.scales_at[n], [to](int64_t d, V::F x) { V::store(to + d, x); });
+    w.k_at[n] = w.v_at[n] = reinterpret_cast<const char *>(to);
+  }
+}
+
 template <class E>
 static inline void attend_as(Work &w, const Buffers &b) {
   if (w.plan->dtype == ATTNPLAT_F32)
-    attend_pieces(w, [&] { attend_tile<E, 5>(w, b); }, nothing);
+    attend_pieces(w, [&] { attend_tile<E, 5>(w, b); }, settled);
   else
-    attend_pieces(w, [&] { attend_tile<E, 4>(w, b); }, nothing);
+    attend_pieces(w, [&] { attend_tile<E, 4>(w, b); }, settled);
 }
 
 static void attend_task(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
@@ -94,7 +105,8 @@ static void attend_task(const attnplat_cpu_plan *plan, const attnplat_cpu_tensor
     case ATTNPLAT_F16: return attend_as<F16>(w, b);
     case ATTNPLAT_E4M3FN: return attend_as<E4M3>(w, b);
     case ATTNPLAT_E5M2: return attend_as<E5M2>(w, b);
-    default: return attend_as<INT8>(w, b);
+    case ATTNPLAT_INT8: return attend_as<INT8>(w, b);
+    default: return attend_as<F32>(w, b);  // latent rows
   }
 }
 

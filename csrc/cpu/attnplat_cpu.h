@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define ATTNPLAT_CPU_ABI 1u
+#define ATTNPLAT_CPU_ABI 2u
 
 #define ATTNPLAT_CPU_EXPORT __attribute__((visibility("default")))
 
@@ -28,7 +28,12 @@ enum attnplat_cpu_encoding {
   ATTNPLAT_F16 = 2,
   ATTNPLAT_E4M3FN = 3,
   ATTNPLAT_E5M2 = 4,
-  ATTNPLAT_INT8 = 5
+  ATTNPLAT_INT8 = 5,
+  /* Rows of latent attention: codes, scales and what stays unscaled, by their bytes. */
+  ATTNPLAT_MLA_FP8_656 = 6,
+  ATTNPLAT_MLA_FP8_584 = 7, /* their scales are apart */
+  ATTNPLAT_MLA_FP8_528 = 8,
+  ATTNPLAT_MLA_NVFP4_352 = 9
 };
 
 enum attnplat_cpu_status {
@@ -78,7 +83,7 @@ typedef struct attnplat_cpu_plan {
   const uint8_t *tree_mask;    /* [num_tokens, tree_bytes] */
   int64_t tree_stride;
   int64_t tree_bytes;
-  int32_t topk; /* each query row brings indices */
+  int32_t topk; /* most indices that each query row brings; 0: none do */
   int32_t reserved;
 } attnplat_cpu_plan;
 
@@ -123,6 +128,9 @@ typedef struct attnplat_cpu_tensors {
   float scale;
   float logits_soft_cap; /* 0: none */
   float *partials;       /* [partial_floats] */
+  /* Scales of latent rows that a page keeps apart, and bytes between blocks and tokens. */
+  const uint8_t *row_scales;
+  int64_t row_scales_block, row_scales_token;
 } attnplat_cpu_tensors;
 
 typedef void (*attnplat_cpu_body)(int64_t begin, int64_t end, void *context);
@@ -203,6 +211,69 @@ ATTNPLAT_CPU_EXPORT uint64_t attnplat_cpu_read(int32_t isa, const void *data, in
  * times on each; returns how many operations that were. */
 ATTNPLAT_CPU_EXPORT int64_t attnplat_cpu_multiply(int32_t isa, int64_t rounds, int64_t workers,
                                                   attnplat_cpu_parallel_for parallel_for);
+
+/* How an index cache stores a key: bfloat16, or codes and scales. */
+enum attnplat_cpu_index_encoding {
+  ATTNPLAT_INDEX_BF16 = 0,
+  ATTNPLAT_INDEX_FP8 = 1,      /* e4m3, a float32 scale a key */
+  ATTNPLAT_INDEX_FP8_E8M0 = 2, /* e4m3, a power of two per 32 */
+  ATTNPLAT_INDEX_MXFP4 = 3     /* e2m1, a power of two per 32 */
+};
+
+/* A step of a sparse indexer: logit = sum over heads of weight * max(0, q . key).
+ *
+ * Keys are read where they lie in their pages. A page holds a key's codes in chunks of 16 bytes,
+ * `chunk_stride` bytes apart, from `value_at` of its slot on, and the four bytes of its scales at
+ * `scale_at` of its slot; offsets are bytes from the page's start. */
+typedef struct attnplat_cpu_index {
+  uint32_t size;
+  uint32_t version;
+  int32_t isa;
+  int32_t num_reqs;
+  int32_t num_heads;
+  int32_t head_size; /* 128 unless keys are bfloat16 */
+  int32_t dtype;     /* of q: ATTNPLAT_F32 or ATTNPLAT_BF16 */
+  int32_t encoding;
+  const int32_t *query_start; /* [num_reqs + 1] */
+  const int32_t *seq_lens;    /* [num_reqs] */
+  const int32_t *row_ends;    /* [query_start[num_reqs]], keys a row sees; null: its own position */
+  const int32_t *block_table; /* [num_reqs, table_width] */
+  int64_t table_stride;
+  int64_t table_width;
+  int64_t block_size;
+  const int32_t *first_block; /* [num_reqs], or null */
+  const uint8_t *pool;        /* [num_blocks], page_stride bytes apart */
+  int64_t page_stride;
+  int64_t num_blocks;
+  const int32_t *value_at; /* [block_size] */
+  int64_t chunk_stride;
+  const int32_t *scale_at; /* [block_size, 4]; null for bfloat16 */
+  const void *q;           /* [tokens, num_heads, head_size] */
+  const float *weights;    /* [tokens, num_heads] */
+  float *logits;           /* [tokens, logits_stride or less]; what a row does not see stays */
+  int64_t logits_stride;
+  int32_t *chosen; /* [tokens, topk] */
+  int64_t topk;
+  int64_t bad_request; /* where a status tells of a request */
+  int64_t bad_block;
+} attnplat_cpu_index;
+
+/* Writes the scores of the keys that each row sees into `logits`. */
+ATTNPLAT_CPU_EXPORT int32_t attnplat_cpu_index_logits(attnplat_cpu_index *index, int64_t workers,
+                                                      attnplat_cpu_parallel_for parallel_for);
+
+/* Writes the positions of each row's best keys into `chosen`, as attnplat_cpu_choose does; scores
+ * are kept for a few rows at a time, and `logits` is not used. */
+ATTNPLAT_CPU_EXPORT int32_t attnplat_cpu_index_topk(attnplat_cpu_index *index, int64_t workers,
+                                                    attnplat_cpu_parallel_for parallel_for);
+
+/* Writes the columns of the `topk` largest of each row of `logits` into `chosen` [rows, topk],
+ * ascending, -1 behind them. Of equal ones the lower column is taken, 0 and -0 are equal, and
+ * neither NaN nor minus infinity is ever taken. */
+ATTNPLAT_CPU_EXPORT int32_t attnplat_cpu_choose(const float *logits, int64_t rows, int64_t columns,
+                                                int64_t stride, int32_t *chosen, int64_t topk,
+                                                int64_t workers,
+                                                attnplat_cpu_parallel_for parallel_for);
 
 #ifdef __cplusplus
 }

@@ -12,9 +12,9 @@ struct Buffers {
   Half *keys;     // turned: [tile / 16, k_pad / 32, 512]
   Half *groups;   // [2, 16, k_pad]: keys that cannot be read where they lie
   Half *values;   // [v_pad / 32, tile / 32, 2, 512]
-  float *scores;  // [rows or 32, tile]
-  float *block;   // [4, 16, 16]
-  Half *weights;  // [32, tile]
+  float *scores;  // [rows, tile]; with AMX [rows / 32 or 1, tile / 32, 32, 32]
+  float *block;   // what tile registers held, on its way
+  Half *weights;  // [rows, tile]; with AMX those of few rows: [tile / 16, 16, 32]
   Span *spans;    // [rows / 32]: keys that rows see
 };
 
@@ -29,6 +29,15 @@ static inline H::X take_halves(const char *row, int64_t d, int64_t size) {
     return H::pack(V::template get_part<E>(row + d, size - d),
                    V::template get_part<E>(row + d + V::W, size - d - V::W));
   }
+}
+
+// A row as bfloat16, 0 from `size` up to `pad`.
+template <class E>
+static inline void copy_halves(const char *row, int64_t size, int64_t pad, Half *to) {
+  int64_t d = 0;
+  if constexpr (H::looks_up<E>())
+    for (; d + 64 <= size; d += 64) H::template look_up<E>(row + d, to + d);
+  for (; d < pad; d += 32) H::store(to + d, take_halves<E>(row, d, size));
 }
 
 // Sixteen rows of 32 elements, as pairs of elements by rows: B from A.
@@ -56,8 +65,7 @@ static inline void turn_tile(Work &w, const Buffers &b) {
     for (int64_t n = 0; n < 16; n++) {
       rows[n] = reinterpret_cast<const Half *>(w.k_at[j + n]);
       if (E::bytes == 2 && w.k_size % 32 == 0) continue;
-      for (int64_t d = 0; d < w.k_pad; d += 32)
-        H::store(b.groups + n * w.k_pad + d, take_halves<E>(w.k_at[j + n], d, w.k_size));
+      copy_halves<E>(w.k_at[j + n], w.k_size, w.k_pad, b.groups + n * w.k_pad);
       rows[n] = b.groups + n * w.k_pad;
     }
     for (int64_t d = 0; d < w.k_pad; d += 32) turn_halves(rows, d, b.keys + j * w.k_pad + 16 * d);
@@ -97,6 +105,7 @@ static inline void prefetch_keys(const Work &w, int64_t key, int64_t count, int6
   const attnplat_cpu_plan *p = w.plan;
   const attnplat_cpu_tensors *t = w.tensors;
   if (key + count > w.task->end || !p->block_table || p->block_size % 16 != 0) return;
+  if (p->topk > 0 || is_latent(p->kv_encoding)) return;
   int64_t first = p->first_block ? p->first_block[w.task->request] : 0;
   for (int64_t n = 0; n < count; n += 16) {
     int64_t column = (key + n) / p->block_size - first;

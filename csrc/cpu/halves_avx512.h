@@ -16,6 +16,33 @@ struct H {
     __builtin_memcpy(&bits, &x, sizeof(bits));
     return bits;
   }
+  // Sixteen weights, each as a pair: beside 0, and behind it.
+  static void apart(V::F x, uint16_t *even, uint16_t *odd) {
+    __m256bh halves = _mm512_cvtneps_pbh(x);
+    __m256i bits;
+    __builtin_memcpy(&bits, &halves, sizeof(bits));
+    X wide = _mm512_cvtepu16_epi32(bits);
+    _mm512_storeu_si512(even, wide);
+    _mm512_storeu_si512(odd, _mm512_slli_epi32(wide, 16));
+  }
+  // Elements of both by turns: one by one, and four by four.
+  static void ones(V::F a, V::F b, float *to) {
+    const X low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const X high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    V::store(to, _mm512_permutex2var_ps(a, low, b));
+    V::store(to + V::W, _mm512_permutex2var_ps(a, high, b));
+  }
+  static void fours(V::F a, V::F b, float *to) {
+    const X low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const X high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    V::store(to, _mm512_permutex2var_ps(a, low, b));
+    V::store(to + V::W, _mm512_permutex2var_ps(a, high, b));
+  }
+  // Whether sixty-four codes are found in tables by one shuffle, and those as bfloat16.
+  template <class E>
+  static constexpr bool looks_up();
+  template <class E>
+  static void look_up(const void *p, uint16_t *to);
   // Thirty-two codes as bfloat16, which holds them exactly.
   template <class E>
   static X narrow(const void *p);
@@ -74,6 +101,68 @@ template <>
 inline __m512i H::narrow<INT8>(const void *p) {
   return pack(V::get<INT8>(p), V::get<INT8>(static_cast<const char *>(p) + V::W));
 }
+
+#if defined(__AVX512VBMI__)
+// The upper and the lower bytes of bfloat16 by the lower seven bits of codes of 8 bits with so many
+// for the exponent, of which the highest stands for infinity and NaN, or for NaN if it is `Last`.
+template <int Exponent, bool Last>
+struct CodeTable {
+  alignas(64) uint8_t high[128], low[128];
+
+  constexpr CodeTable() : high(), low() {
+    constexpr int rest = 7 - Exponent, bias = 128 - (1 << (Exponent - 1));
+    for (int code = 0; code < 128; code++) {
+      int exponent = code >> rest, digits = code & ((1 << rest) - 1), bits = 0;
+      if (Last ? code == 127 : exponent == (1 << Exponent) - 1) {
+        bits = Last ? 0x7fc0 : 0x7f80 | digits << (7 - rest);
+      } else if (exponent > 0) {
+        bits = (exponent + bias) << 7 | digits << (7 - rest);
+      } else if (digits > 0) {
+        int top = 0;
+        while (digits >> (top + 1)) top++;
+        bits = (bias + 1 - rest + top) << 7 | ((digits << (7 - top)) & 0x7f);
+      }
+      high[code] = uint8_t(bits >> 8);
+      low[code] = uint8_t(bits);
+    }
+  }
+
+  void look_up(const void *p, uint16_t *to) const {
+    // In an order in which bytes, interleaved within their sixteens, come out one after another.
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    __m512i x = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(p));
+    __m512i upper = _mm512_permutex2var_epi8(_mm512_load_si512(high), x,
+                                             _mm512_load_si512(high + 64));
+    __m512i lower = _mm512_permutex2var_epi8(_mm512_load_si512(low), x,
+                                             _mm512_load_si512(low + 64));
+    upper = _mm512_ternarylogic_epi64(upper, x, _mm512_set1_epi8(char(0x80)), 0xf8);  // and its sign
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi8(lower, upper));
+    _mm512_storeu_si512(to + 32, _mm512_unpackhi_epi8(lower, upper));
+  }
+};
+
+static constexpr CodeTable<4, true> kE4M3Table;
+static constexpr CodeTable<5, false> kE5M2Table;
+
+template <class E>
+constexpr bool H::looks_up() {
+  return __is_same(E, E4M3) || __is_same(E, E5M2);
+}
+template <class E>
+inline void H::look_up(const void *p, uint16_t *to) {
+  if constexpr (__is_same(E, E4M3))
+    kE4M3Table.look_up(p, to);
+  else
+    kE5M2Table.look_up(p, to);
+}
+#else
+template <class E>
+constexpr bool H::looks_up() {
+  return false;
+}
+template <class E>
+inline void H::look_up(const void *, uint16_t *) {}
+#endif
 
 // Eight registers of 16 rows by 64 bytes. In inline assembly, since compilers before GCC 13 take
 // the intrinsics for functions that touch no memory.

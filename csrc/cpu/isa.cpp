@@ -91,7 +91,9 @@ bool allowed_amx() {
 bool has_amx() {
   Registers seven = cpuid(7, 0);
   bool saved = (saved_state() & 0x60000) == 0x60000;
-  return saved && has_avx512_bf16() && bit(seven.d, 24) && bit(seven.d, 22) && allowed_amx();
+  // TILE, BF16; every processor that has them has VBMI
+  return saved && has_avx512_bf16() && bit(seven.d, 24) && bit(seven.d, 22) &&
+         bit(seven.c, 1) && allowed_amx();
 }
 #endif
 

@@ -9,6 +9,7 @@ namespace attnplat_cpu {
 namespace scalar {
 #include "encodings.h"
 #include "masks.h"
+#include "listed.h"
 
 constexpr double kInf = __builtin_inf();
 
@@ -47,6 +48,16 @@ static uint16_t to_bfloat(float x) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+static double e2m1(int code) {
+  const double sizes[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return code & 8 ? -sizes[code & 7] : sizes[code & 7];
+}
+
+// 2^(byte - 127).
+static double power_of_two(uint8_t byte) {
+  return byte == 255 ? __builtin_nan("") : __builtin_ldexp(1.0, byte - 127);
+}
+
 static double get(const void *at, int64_t n, int32_t encoding) {
   switch (encoding) {
     case ATTNPLAT_F32: return static_cast<const float *>(at)[n];
@@ -61,6 +72,26 @@ static double get(const void *at, int64_t n, int32_t encoding) {
   double size = exponent == 0 ? rest / 512.0 : (8 + rest) / 1024.0 * double(1 << exponent);
   if ((code & 0x7f) == 0x7f) size = __builtin_nan("");
   return code & 0x80 ? -size : size;
+}
+
+// Element d of a latent row; `scales` are those that a page keeps apart.
+static double get_latent(const uint8_t *row, const uint8_t *scales, int64_t d, int32_t encoding) {
+  switch (encoding) {
+    case ATTNPLAT_MLA_FP8_656:
+      if (d >= 512) return get(row + 528, d - 512, ATTNPLAT_BF16);
+      float scale;
+      __builtin_memcpy(&scale, row + 512 + d / 128 * 4, 4);
+      return get(row, d, ATTNPLAT_E4M3FN) * scale;
+    case ATTNPLAT_MLA_FP8_584:
+      if (d >= 448) return get(row + 448, d - 448, ATTNPLAT_BF16);
+      return get(row, d, ATTNPLAT_E4M3FN) * power_of_two(scales[d / 64]);
+    case ATTNPLAT_MLA_FP8_528:
+      return get(row, d, ATTNPLAT_E4M3FN) * power_of_two(row[512 + d / 32]);
+    default:
+      if (d >= 512) return get(row + 256, d - 512, ATTNPLAT_E4M3FN);
+      return e2m1(row[d / 2] >> (d % 2 * 4) & 15) *
+             get(row + 320, d / 16 % 4 * 8 + d / 64, ATTNPLAT_E4M3FN);
+  }
 }
 
 // The scale inside a row of codes that begins at the n-th byte.
@@ -105,6 +136,15 @@ struct Row {
     *offset = key % plan->block_size;
   }
 
+  // Element d of the key or value that begins at the n-th element of a plane.
+  double element(const void *plane, int64_t n, int64_t d, int64_t block, int64_t offset) const {
+    if (plan->kv_encoding < ATTNPLAT_MLA_FP8_656) return get(plane, n + d, plan->kv_encoding);
+    const uint8_t *scales = nullptr;
+    if (t->row_scales)
+      scales = t->row_scales + block * t->row_scales_block + offset * t->row_scales_token;
+    return get_latent(static_cast<const uint8_t *>(plane) + n, scales, d, plan->kv_encoding);
+  }
+
   double logit(int64_t key, int64_t position) const {
     int64_t block, offset;
     find(key, &block, &offset);
@@ -112,7 +152,7 @@ struct Row {
     int64_t k = block * t->k_block + task->kv_head * t->k_head + offset * t->k_token;
     double s = 0;
     for (int64_t d = 0; d < plan->head_size; d++)
-      s += get(t->q, q + d, plan->dtype) * get(t->k, k + d, plan->kv_encoding);
+      s += get(t->q, q + d, plan->dtype) * element(t->k, k, d, block, offset);
     s *= t->scale;
     if (t->k_scale) s *= t->k_scale[task->kv_head * t->k_scale_head];
     if (t->k_scale_at) s *= row_scale(t->k, k, t->k_scale_at);
@@ -132,7 +172,7 @@ struct Row {
     int64_t v = block * t->v_block + task->kv_head * t->v_head + offset * t->v_token;
     if (t->v_scale_at) weight *= row_scale(t->v, v, t->v_scale_at);
     for (int64_t d = 0; d < plan->v_head_size; d++)
-      sums[d] += weight * get(t->v, v + d, plan->kv_encoding);
+      sums[d] += weight * element(t->v, v, d, block, offset);
   }
 
   // Output and lse from what was summed; the sink joins the sum only.
@@ -155,32 +195,32 @@ struct Row {
           seen ? float(most + __builtin_log(sum)) : float(-kInf);
   }
 
-  bool named(int64_t key) const {
-    if (plan->topk == 0) return true;
-    const int32_t *row = t->topk_indices + at * t->topk_stride;
-    for (int64_t n = 0; n < t->topk_count; n++)
-      if (row[n] == key) return true;
-    return false;
+  // The keys that the row's token names, into `list`; how many they are.
+  int64_t read_list(const Masks &masks, int32_t *list) const {
+    if (plan->topk == 0) return 0;
+    return list_keys(masks, token, t->topk_indices + at * t->topk_stride, t->topk_count, list);
   }
 
-  // Maximum, sum and values over keys [begin, end).
-  void attend(const Masks &masks, int64_t begin, int64_t end, double *logits, double *most,
-              double *sum, double *values) const {
+  // Maximum, sum and values over keys [begin, end), or over those entries of the list.
+  void attend(const Masks &masks, int64_t begin, int64_t end, const int32_t *list, int64_t listed,
+              double *logits, double *most, double *sum, double *values) const {
     Sight sight = masks.sight(token);
     *most = -kInf;
     *sum = 0;
-    for (int64_t key = begin; key < end; key++) {
-      bool sees = masks.bits(sight, token, key / 64 * 64, nullptr) >> (key % 64) & 1;
-      double s = sees && named(key) ? logit(key, sight.position) : -kInf;
-      logits[key - begin] = s;
+    if (plan->topk > 0) end = lesser(end, listed);
+    for (int64_t n = begin; n < end; n++) {
+      int64_t key = plan->topk > 0 ? list[n] : n;
+      bool sees = masks.bits(sight, token, key / 64 * 64) >> (key % 64) & 1;
+      double s = sees ? logit(key, sight.position) : -kInf;
+      logits[n - begin] = s;
       if (!(s <= *most)) *most = s;
     }
     for (int64_t d = 0; d < plan->v_head_size; d++) values[d] = 0;
-    for (int64_t key = begin; key < end && *most != -kInf; key++) {
-      if (logits[key - begin] == -kInf) continue;
-      double weight = __builtin_exp(logits[key - begin] - *most);
+    for (int64_t n = begin; n < end && *most != -kInf; n++) {
+      if (logits[n - begin] == -kInf) continue;
+      double weight = __builtin_exp(logits[n - begin] - *most);
       *sum += weight;
-      add_value(key, weight, values);
+      add_value(plan->topk > 0 ? list[n] : n, weight, values);
     }
   }
 };
@@ -210,6 +250,7 @@ static void write_partial(const Row &row, const float *partial, double *values) 
 struct Scratch {
   double *values, *logits;
   float *piece, *folded;
+  int32_t *list;
 
   Scratch(const attnplat_cpu_plan *plan, const Task *task, void *memory) {
     int64_t size = plan->v_head_size;
@@ -217,6 +258,7 @@ struct Scratch {
     logits = values + size;
     piece = reinterpret_cast<float *>(logits + keys(task));
     folded = piece + partial_row(size);
+    list = reinterpret_cast<int32_t *>(folded + partial_row(size));
   }
 
   static int64_t keys(const Task *task) {
@@ -224,7 +266,8 @@ struct Scratch {
   }
 
   static int64_t bytes(const attnplat_cpu_plan *plan, const Task *task) {
-    return 8 * (plan->v_head_size + keys(task)) + 8 * partial_row(plan->v_head_size);
+    return 8 * (plan->v_head_size + keys(task)) + 8 * partial_row(plan->v_head_size) +
+           8 * int64_t(plan->topk);
   }
 };
 
@@ -238,10 +281,11 @@ static void attend_row(const Row &row, const Masks &masks, const Scratch &s) {
   s.folded[0] = float(-kInf);
   for (int64_t d = 1; d < size + 2; d++) s.folded[d] = 0;
   double most = -kInf, sum = 0;
+  int64_t listed = row.read_list(masks, s.list);
   int64_t slot = task->slot;
   for (int64_t at = task->begin; at < task->end || at == task->begin;) {
     int64_t end = lesser((at / task->piece_keys + 1) * task->piece_keys, task->end);
-    row.attend(masks, at, end, s.logits, &most, &sum, s.values);
+    row.attend(masks, at, end, s.list, listed, s.logits, &most, &sum, s.values);
     put_partial(s.piece, most, sum, s.values, size);
     if (task->parts > 1 && slot > 0)
       __builtin_memcpy(to + slot++ * partial_slot(rows, size), s.piece,
@@ -304,8 +348,10 @@ static int64_t multiply(int64_t rounds) {
   return rounds * 64 * 8;
 }
 
+#include "index_scalar.h"
+
 const Kernels kKernels = {"scalar", block_rows,  few_rows,    scratch_bytes, nothing,
                           nothing,  attend_task, fold_partials, read_memory,
-                          multiply};
+                          multiply,  index_scratch, index_task};
 }  // namespace scalar
 }  // namespace attnplat_cpu

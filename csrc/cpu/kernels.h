@@ -45,6 +45,19 @@ static constexpr int64_t partial_slot(int64_t rows, int64_t v_head_size) {
   return (rows * partial_row(v_head_size) + 15) / 16 * 16;
 }
 
+// Query rows [first_row, last_row) of one request, counted over the batch, against keys
+// [begin, end) of an index cache; each score is a result of its own.
+struct IndexTask {
+  int32_t request;
+  int64_t first_row;
+  int64_t last_row;
+  int64_t begin;
+  int64_t end;
+};
+
+// Rows of one index task at most.
+constexpr int64_t kIndexRows = 16;
+
 struct Kernels {
   const char *name;
   // Most rows of one task of a request with `rows` of them, and up to how many it counts as having
@@ -65,6 +78,11 @@ struct Kernels {
   // Ceilings: the sum of memory as words; the fastest products, counted in operations.
   uint64_t (*read)(const void *data, int64_t bytes);
   int64_t (*multiply)(int64_t rounds);
+  // The scores of an indexer's task, into `scores` of `stride` a row, whose first row and key are
+  // those of the task; and the scratch it takes.
+  int64_t (*index_scratch)(const attnplat_cpu_index *index);
+  void (*index)(const attnplat_cpu_index *index, const IndexTask *task, float *scores,
+                int64_t stride, void *scratch);
 };
 
 #define ATTNPLAT_DECLARE_ISA(isa) \

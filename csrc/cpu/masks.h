@@ -22,7 +22,7 @@ static inline int64_t floor_div(int64_t a, int64_t b) {
 struct Sight {
   int64_t position;
   int64_t low, high, head;
-  bool tangled;  // tree, ranges or topk decide, too
+  bool tangled;  // tree or ranges decide, too
 };
 
 // A request's own side of the mask.
@@ -71,7 +71,7 @@ struct Masks {
     s.high = greater(s.high, 0);
     s.low = lesser(s.low, s.high);
     s.head = greater(lesser(lesser(head, seq_len), causal ? p + 1 : seq_len), 0);
-    s.tangled = plan->tree_mask != nullptr || plan->topk > 0;
+    s.tangled = plan->tree_mask != nullptr;
     for (int64_t n = 0; n < num_ranges && !s.tangled; n++) s.tangled = in_range(n, p);
     return s;
   }
@@ -97,8 +97,8 @@ struct Masks {
     return bits;
   }
 
-  // Bit n tells whether the token sees key first + n. `named`: those of them in its topk, or null.
-  uint64_t bits(const Sight &s, int64_t token, int64_t first, const uint64_t *named) const {
+  // Bit n tells whether the token sees key first + n, whatever its topk.
+  uint64_t bits(const Sight &s, int64_t token, int64_t first) const {
     uint64_t seen = span_bits(first, s.low, s.high);
     if (!s.tangled) return seen | span_bits(first, 0, s.head);
     if (plan->tree_mask) seen &= tree_bits(token, first);
@@ -106,7 +106,6 @@ struct Masks {
     for (int64_t n = 0; n < num_ranges; n++)
       if (in_range(n, s.position))
         seen |= span_bits(first, ranges[3 * n + 1], lesser(ranges[3 * n + 2], seq_len));
-    if (named) seen &= *named;
     return seen;
   }
 };

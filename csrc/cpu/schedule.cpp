@@ -18,6 +18,13 @@ constexpr int64_t kWantedTasks = 64;
 // Multiplications, about, that take as long as waking a thread.
 constexpr int64_t kWorkOfOne = int64_t(1) << 18;
 
+// Values of one partial from which it takes about as long to write and read as its keys, so that
+// pieces are longer.
+#if !defined(ATTNPLAT_MANY_VALUES)
+#define ATTNPLAT_MANY_VALUES 49152
+#endif
+constexpr int64_t kManyValues = ATTNPLAT_MANY_VALUES;
+
 // Room for partials beyond which results are no longer shared out.
 constexpr int64_t kMostPartials = int64_t(4) << 20;
 
@@ -75,8 +82,12 @@ class Scheduler {
     int64_t tasks = rows / unit * ((unit + block_ - 1) / block_) * plan_->num_kv_heads;
     // A function of nothing but the request's own lengths and the layer's shape.
     int64_t pieces = std::max<int64_t>(1, kWantedTasks / tasks);
-    int64_t keys = (masks.seq_len + pieces - 1) / pieces;
-    keys = std::max<int64_t>(1, (keys + kPieceKeys - 1) / kPieceKeys) * kPieceKeys;
+    // With topk, keys are entries of a token's list, and its pieces half as long.
+    int64_t span = plan_->topk ? std::min<int64_t>(plan_->topk, masks.seq_len) : masks.seq_len;
+    int64_t least = plan_->topk ? kPieceKeys / 2 : kPieceKeys;
+    if (!plan_->topk && std::min(unit, block_) * plan_->v_head_size >= kManyValues) least *= 2;
+    int64_t keys = (span + pieces - 1) / pieces;
+    keys = std::max<int64_t>(1, (keys + least - 1) / least) * least;
     int32_t few = unit <= kernels_->few_rows(plan_) ? 1 : 0;
     for (int64_t first = 0; first < rows; first += unit)
       for (int64_t row = first; row < first + unit; row += block_)
@@ -93,6 +104,10 @@ class Scheduler {
     task.last_row = int32_t(last);
     task.begin = int32_t(reach.head > 0 ? 0 : reach.low / piece_keys * piece_keys);
     task.end = int32_t(std::max<int64_t>(std::max(reach.head, reach.high), task.begin));
+    if (plan_->topk) {
+      task.begin = 0;
+      task.end = int32_t(std::min<int64_t>(plan_->topk, masks.seq_len));
+    }
     task.piece_keys = int32_t(piece_keys);
     task.few = few;
     task.parts = task.slots = 1;
@@ -167,13 +182,23 @@ class Scheduler {
   std::vector<Task> tasks_;
 };
 
+// Latent rows have their sizes, and values inside.
+bool latent_fits(const attnplat_cpu_plan *p) {
+  if (p->kv_encoding < ATTNPLAT_MLA_FP8_656) return true;
+  bool long_rows =
+      p->kv_encoding == ATTNPLAT_MLA_FP8_656 || p->kv_encoding == ATTNPLAT_MLA_NVFP4_352;
+  return p->values_in_keys && p->num_kv_heads == 1 && p->head_size == (long_rows ? 576 : 512) &&
+         p->v_head_size <= p->head_size;
+}
+
 int32_t check_plan(const attnplat_cpu_plan *p) {
   if (p->size != sizeof(attnplat_cpu_plan) || p->version != ATTNPLAT_CPU_ABI)
     return ATTNPLAT_BAD_STRUCT;
   if (!isa_kernels(p->isa)) return ATTNPLAT_UNKNOWN_ISA;
   bool good = p->num_kv_heads > 0 && p->num_heads > 0 && p->num_heads % p->num_kv_heads == 0 &&
               p->head_size > 0 && p->v_head_size > 0 && p->num_reqs >= 0 && p->dtype >= 0 &&
-              p->dtype <= ATTNPLAT_F16 && p->kv_encoding >= 0 && p->kv_encoding <= ATTNPLAT_INT8 &&
+              p->dtype <= ATTNPLAT_F16 && p->kv_encoding >= 0 && p->kv_encoding <= ATTNPLAT_MLA_NVFP4_352 && p->topk >= 0 &&
+              latent_fits(p) &&
               (p->num_reqs == 0 ||
                ((p->block_table ? p->block_size > 0 : p->kv_start != nullptr) && p->query_start &&
                 p->seq_lens && (!p->ranges || p->range_starts)));

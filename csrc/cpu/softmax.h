@@ -48,6 +48,19 @@ static inline void adjust_row(const Adjust &a, float *s, int64_t from, int64_t t
   }
 }
 
+// Makes a row's maximum at least `highest`; where that makes it larger, scales its sum, one part per
+// lane, and its values, by scale_values(factor).
+template <class Scale>
+static inline void raise_to(float highest, float *most, float *sum, Scale scale_values) {
+  if (highest <= *most) return;  // but not where it is no number, which is to be seen
+  if (*most != -kInf) {
+    V::F less = V::template exp2<5>(V::set1((*most - highest) * kLog2e));
+    V::store(sum, V::mul(V::load(sum), less));
+    scale_values(less);
+  }
+  *most = highest;
+}
+
 // Joins keys [from, to) of a tile to a row: its maximum goes on, and where that grows, its sum (one
 // part per lane) and its values so far are scaled down. `scale` times the scores are logits;
 // `bits` says which keys are seen (null: all), and the scores of others become -inf. False when
@@ -55,27 +68,28 @@ static inline void adjust_row(const Adjust &a, float *s, int64_t from, int64_t t
 static inline bool raise_maximum(float *s, int64_t from, int64_t to, const uint64_t *bits,
                                  float scale, float *most, float *sum, float *values,
                                  int64_t v_size) {
-  V::F top = V::set1(-kInf);
+  V::F top = V::set1(-kInf), other = top;
   if (bits) {
-    V::F hidden = V::set1(-kInf);
+    V::F hidden = top;
     for (int64_t j = from; j < to; j += V::W) {
       V::F x = V::select(bits[j / 64] >> (j % 64), V::load(s + j), hidden);
       V::store(s + j, x);
       top = V::max(top, x);
     }
   } else {
-    for (int64_t j = from; j < to; j += V::W) top = V::max(top, V::load(s + j));
-  }
-  float highest = V::hmax(top) * scale;
-  if (!(highest <= *most)) {  // also where it is no number, which is to be seen in the result
-    if (*most != -kInf) {
-      V::F less = V::template exp2<5>(V::set1((*most - highest) * kLog2e));
-      V::store(sum, V::mul(V::load(sum), less));
-      for (int64_t d = 0; d < v_size; d += V::W)
-        V::store(values + d, V::mul(V::load(values + d), less));
+    // Two by two: a chain of maxima takes longer than the maxima.
+    int64_t j = from;
+    for (; j + V::W < to; j += 2 * V::W) {
+      top = V::max(top, V::load(s + j));
+      other = V::max(other, V::load(s + j + V::W));
     }
-    *most = highest;
+    if (j < to) top = V::max(top, V::load(s + j));
+    top = V::max(top, other);
   }
+  raise_to(V::hmax(top) * scale, most, sum, [&](V::F less) {
+    for (int64_t d = 0; d < v_size; d += V::W)
+      V::store(values + d, V::mul(V::load(values + d), less));
+  });
   if (*most != -kInf) return true;
   // Nothing seen so far, or what was seen is no number, which a maximum can lose.
   V::F odd = V::zero();
@@ -92,12 +106,16 @@ struct Weigher {
   V::F scale, most, factor, offset;
   bool fused;
 
+  static float factor_of(float scale) { return scale * kLog2e; }
+  static float offset_of(float most) { return -most * kLog2e; }
+  static bool fuses(float most) { return most < kFused && most > -kFused; }
+
   Weigher(float scale_, float most_) {
-    fused = most_ < kFused && most_ > -kFused;
+    fused = fuses(most_);
     scale = V::set1(scale_);
     most = V::set1(most_);
-    factor = V::set1(scale_ * kLog2e);
-    offset = V::set1(-most_ * kLog2e);
+    factor = V::set1(factor_of(scale_));
+    offset = V::set1(offset_of(most_));
   }
   V::F quickly(V::F s) const { return V::template exp2<Degree>(V::fma(s, factor, offset)); }
   V::F carefully(V::F s) const {

@@ -35,8 +35,9 @@ struct Work {
   // The pieces before the one at hand, of a task that has several: [rows, v_pad], [rows], [rows].
   float *folded, *folded_most, *folded_sum;
   bool folds;
-  uint64_t *named;  // [first_token .. last_token][words of the task's keys]
-  int64_t named_words;
+  bool careful;  // the piece is computed again, in a way that spoils no other element
+  int32_t *list;   // [2, topk]: keys of the task's only token, where it names them
+  int64_t listed;  // how many they are
   char *zeros;  // stands for a key or value that nobody sees
 
   // The tile.
@@ -49,6 +50,8 @@ struct Work {
   uint64_t *bits;      // [tokens, kWords] where not full
   const char **k_at;   // [kTile]
   const char **v_at;
+  const uint8_t **scales_at;  // those of latent rows that keep them apart
+  char *decoded;              // [tile, 4 * k_pad]: latent rows
   float *k_columns, *v_columns;  // [kTile]
   Adjust adjust;
 
@@ -69,6 +72,7 @@ static inline void measure(Work &w, const attnplat_cpu_plan *plan, const Task *t
   w.k_pad = round_up(w.k_size, 2 * V::W);
   w.v_pad = round_up(w.v_size, 2 * V::W);
   w.tile_keys = kTile;
+  w.careful = false;
   w.first_token = task->first_row / w.group;
   w.last_token = w.rows > 0 ? (task->last_row - 1) / w.group + 1 : w.first_token;
 }
@@ -82,12 +86,14 @@ static inline void place(Work &w, Arena &arena) {
   w.folded = arena.take<float>(w.folds ? w.rows * w.v_pad : 0);
   w.folded_most = arena.take<float>(w.folds ? w.rows : 0);
   w.folded_sum = arena.take<float>(w.folds ? w.rows : 0);
-  w.named_words = w.plan->topk > 0 ? round_up(w.task->end - w.task->begin, 64) / 64 : 0;
-  w.named = arena.take<uint64_t>(w.tokens() * w.named_words);
+  w.list = arena.take<int32_t>(2 * int64_t(w.plan->topk));
   w.zeros = arena.take<char>(4 * greater(w.k_pad, w.v_pad));
   w.bits = arena.take<uint64_t>(w.tokens() * kWords);
   w.k_at = arena.take<const char *>(kTile);
   w.v_at = arena.take<const char *>(kTile);
+  bool latent = is_latent(w.plan->kv_encoding);
+  w.scales_at = arena.take<const uint8_t *>(latent ? kTile : 0);
+  w.decoded = arena.take<char>(latent ? 4 * w.tile_keys * w.k_pad : 0);
   w.k_columns = arena.take<float>(kTile);
   w.v_columns = arena.take<float>(kTile);
 }
@@ -120,7 +126,8 @@ static inline void begin_rows(Work &w) {
     w.most[r] = -kInf;
     V::store(w.sum + r * V::W, V::zero());
   }
-  for (int64_t n = 0; n < w.rows * w.v_pad; n += V::W) V::store(w.values + n, V::zero());
+  int64_t size = round_up(w.rows, kPadRows) * w.v_pad;
+  for (int64_t n = 0; n < size; n += V::W) V::store(w.values + n, V::zero());
 }
 
 static inline void begin_task(Work &w) {
@@ -134,19 +141,14 @@ static inline void begin_task(Work &w) {
     V::store(reinterpret_cast<float *>(w.zeros) + n, V::zero());
 }
 
-// The topk of each query token as bitmaps of the task's keys.
+// The keys that the task's token names, where tokens do.
 static inline void read_topk(Work &w) {
-  int64_t begin = w.task->begin, end = w.task->end;
-  int64_t start = w.plan->query_start[w.task->request];
-  for (int64_t n = 0; n < w.tokens() * w.named_words; n++) w.named[n] = 0;
-  for (int64_t token = 0; token < w.tokens() && w.plan->topk > 0; token++) {
-    uint64_t *named = w.named + token * w.named_words;
-    const int32_t *row =
-        w.tensors->topk_indices + (start + w.first_token + token) * w.tensors->topk_stride;
-    for (int64_t n = 0; n < w.tensors->topk_count; n++)
-      if (row[n] >= begin && row[n] < end)
-        named[(row[n] - begin) / 64] |= uint64_t(1) << ((row[n] - begin) % 64);
-  }
+  w.listed = 0;
+  if (w.plan->topk == 0) return;
+  const attnplat_cpu_tensors *t = w.tensors;
+  int64_t row = w.plan->query_start[w.task->request] + w.first_token;
+  w.listed = list_keys(Masks(w.plan, w.task->request), w.first_token,
+                       t->topk_indices + row * t->topk_stride, t->topk_count, w.list);
 }
 
 static inline void read_adjust(Work &w) {
@@ -161,52 +163,93 @@ static inline void read_adjust(Work &w) {
   a.plain = a.cap == 0 && !t->alibi_slopes && !t->position_bias && !a.k_columns && a.scale > 0;
 }
 
-// A row, into the second-level cache.
-static inline void prefetch_row(const char *row, int64_t bytes) {
-  for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(row + n, 0, 2);
+// A cache line, into the second-level cache. Not by __builtin_prefetch: GCC takes a function that
+// does nothing but that for one without effects, and drops its calls.
+static inline void prefetch_line(const char *at) {
+#if defined(__x86_64__)
+  __asm__ volatile("prefetcht1 %0" ::"m"(*at));
+#elif defined(__aarch64__)
+  __asm__ volatile("prfm pldl2keep, %0" ::"Q"(*at));
+#else
+  __builtin_prefetch(at, 0, 2);
+#endif
 }
 
-// Where the tile's keys and values are; those that no row sees are zeros and not read.
+static inline void prefetch_row(const char *row, int64_t bytes) {
+  int64_t n = 0;
+  for (; n + 256 <= bytes; n += 256) {
+    prefetch_line(row + n);
+    prefetch_line(row + n + 64);
+    prefetch_line(row + n + 128);
+    prefetch_line(row + n + 192);
+  }
+  for (; n < bytes; n += 64) prefetch_line(row + n);
+}
+
+// Latent rows of the tile become rows of what the unit's kernels read.
+static inline void decode_tile(Work &w);
+
+// Whether a row sees one of so many keys of the tile.
+static inline bool any_seen(const Work &w, int64_t from, int64_t count) {
+  for (int64_t n = from / 64; n <= (from + count - 1) / 64; n++)
+    if (w.seen[n] & Masks::span_bits(64 * n, from, from + count)) return true;
+  return false;
+}
+
+// Keys n .. n + count of the tile are those of a block from `offset` on; packed rows are one block.
+static inline void locate_block(Work &w, int64_t n, int64_t count, int64_t block, int64_t offset) {
+  const attnplat_cpu_tensors *t = w.tensors;
+  int64_t head = w.task->kv_head, size = bytes_of(w.plan->kv_encoding);
+  bool packed = !w.plan->block_table;
+  int64_t k_step = size * (packed ? t->k_block : t->k_token);
+  int64_t v_step = size * (packed ? t->v_block : t->v_token);
+  const char *k = static_cast<const char *>(t->k) + offset * k_step;
+  const char *v = static_cast<const char *>(t->v) + offset * v_step;
+  k += size * (block * t->k_block + head * t->k_head);
+  v += size * (block * t->v_block + head * t->v_head);
+  for (int64_t i = 0; i < count; i++) w.k_at[n + i] = k + i * k_step;
+  for (int64_t i = 0; i < count; i++) w.v_at[n + i] = v + i * v_step;
+  if (!t->row_scales) return;
+  const uint8_t *scales = t->row_scales + block * t->row_scales_block;
+  for (int64_t i = 0; i < count; i++)
+    w.scales_at[n + i] = scales + (offset + i) * t->row_scales_token;
+}
+
+// Keys that no row sees are zeros; those that are seen may have scales.
+static inline void locate_columns(Work &w) {
+  const attnplat_cpu_tensors *t = w.tensors;
+  bool scaled = t->k_scale_at || t->v_scale_at;
+  for (int64_t n = 0; n < w.tile_keys; n++) {
+    if (n % 64 == 0 && w.seen[n / 64] == ~uint64_t(0) && !scaled) {
+      n += 63;
+      continue;
+    }
+    bool seen = w.seen[n / 64] >> (n % 64) & 1;
+    if (!seen) w.k_at[n] = w.v_at[n] = w.zeros;
+    w.k_columns[n] = w.v_columns[n] = 0;
+    if (seen && t->k_scale_at) __builtin_memcpy(w.k_columns + n, w.k_at[n] + t->k_scale_at, 4);
+    if (seen && t->v_scale_at) __builtin_memcpy(w.v_columns + n, w.v_at[n] + t->v_scale_at, 4);
+  }
+}
+
+// Where the tile's keys and values are; those that no row sees are zeros and not read, nor is a
+// block's id of which no key is seen.
 static inline void locate(Work &w) {
   const attnplat_cpu_plan *p = w.plan;
-  const attnplat_cpu_tensors *t = w.tensors;
-  int64_t request = w.task->request, head = w.task->kv_head;
-  int64_t size = bytes_of(p->kv_encoding);
-  const int32_t *table = nullptr;
-  int64_t block_size = 1, first = 0;
-  if (p->block_table) {
-    first = p->first_block ? p->first_block[request] : 0;
-    table = p->block_table + request * p->table_stride - first;
-    block_size = p->block_size;
+  int64_t request = w.task->request, block_size = p->block_size;
+  int64_t first = p->first_block ? p->first_block[request] : 0;
+  if (!p->block_table) {
+    locate_block(w, 0, w.tile_keys, p->kv_start[request], w.first_key);
   } else {
-    first = p->kv_start[request];
-  }
-  int64_t at = w.first_key / block_size, offset = w.first_key % block_size;
-  const char *k_block = nullptr, *v_block = nullptr;
-  int64_t block = -1;
-  bool known = false;
-  for (int64_t n = 0; n < w.tile_keys; n++) {
-    if (!(w.seen[n / 64] >> (n % 64) & 1)) {
-      w.k_at[n] = w.v_at[n] = w.zeros;
-      w.k_columns[n] = w.v_columns[n] = 0;
-    } else {
-      if (!known) {
-        block = table ? table[at] : first + at;
-        k_block = static_cast<const char *>(t->k) + (block * t->k_block + head * t->k_head) * size;
-        v_block = static_cast<const char *>(t->v) + (block * t->v_block + head * t->v_head) * size;
-        known = true;
-      }
-      w.k_at[n] = k_block + offset * t->k_token * size;
-      w.v_at[n] = v_block + offset * t->v_token * size;
-      if (t->k_scale_at) __builtin_memcpy(w.k_columns + n, w.k_at[n] + t->k_scale_at, 4);
-      if (t->v_scale_at) __builtin_memcpy(w.v_columns + n, w.v_at[n] + t->v_scale_at, 4);
-    }
-    if (++offset == block_size) {
-      offset = 0;
-      at++;
-      known = false;
+    const int32_t *table = p->block_table + request * p->table_stride - first;
+    int64_t at = w.first_key / block_size, offset = w.first_key % block_size;
+    for (int64_t n = 0, count; n < w.tile_keys; n += count, offset = 0, at++) {
+      count = lesser(block_size - offset, w.tile_keys - n);
+      if (any_seen(w, n, count)) locate_block(w, n, count, table[at], offset);
     }
   }
+  locate_columns(w);
+  if (is_latent(p->kv_encoding)) decode_tile(w);
 }
 
 // Makes the tile at `first_key` the one at hand; false when no row sees any of its keys.
@@ -219,12 +262,7 @@ static inline bool open_tile(Work &w, const Masks &masks, const Reach &reach, in
     Sight s = masks.sight(w.first_token + n);
     for (int64_t word = 0; word < words; word++) {
       int64_t key = first_key + 64 * word;
-      const uint64_t *named = nullptr;
-      int64_t at = (key - w.task->begin) / 64;
-      // The last tile may reach past the keys of the task.
-      uint64_t outside = 0;
-      if (w.named_words) named = at < w.named_words ? w.named + n * w.named_words + at : &outside;
-      uint64_t bits = masks.bits(s, w.first_token + n, key, named);
+      uint64_t bits = masks.bits(s, w.first_token + n, key);
       w.bits[n * kWords + word] = bits;
       w.seen[word] |= bits;
     }
@@ -243,6 +281,20 @@ static inline bool open_tile(Work &w, const Masks &masks, const Reach &reach, in
   return true;
 }
 
+// The same where the tile's keys are of a list: positions are not in a row.
+static inline void adjust_listed(Work &w, float *s, int64_t head, int64_t query, int64_t context) {
+  const attnplat_cpu_tensors *t = w.tensors;
+  adjust_row(w.adjust, s, w.from, w.to, 0, 0, nullptr, 0);
+  const int32_t *keys = w.list + w.first_key;
+  for (int64_t j = w.low; j < w.high && t->alibi_slopes; j++) {
+    int64_t away = context + query - keys[j];
+    s[j] -= t->alibi_slopes[head] * float(away < 0 ? -away : away);
+  }
+  const float *bias = t->position_bias + w.task->request * t->bias_request +
+                      head * t->bias_head + query * t->bias_query;
+  for (int64_t j = w.low; j < w.high && t->position_bias; j++) s[j] += bias[keys[j]];
+}
+
 // Logits in place of the scores s of row r, where there is more to them than the products.
 static inline void adjust_scores(Work &w, float *s, int64_t r) {
   const attnplat_cpu_tensors *t = w.tensors;
@@ -250,6 +302,7 @@ static inline void adjust_scores(Work &w, float *s, int64_t r) {
   int64_t seq_len = w.plan->seq_lens[w.task->request];
   int64_t start = w.plan->query_start[w.task->request];
   int64_t context = seq_len - (w.plan->query_start[w.task->request + 1] - start);
+  if (w.plan->topk > 0) return adjust_listed(w, s, head, query, context);
   const float *bias = nullptr;
   if (t->position_bias)
     bias = t->position_bias + w.task->request * t->bias_request + head * t->bias_head +

@@ -96,6 +96,32 @@ struct V {
     }
   }
 
+  // The largest of each.
+  static void hmax4(F a, F b, F c, F d, float *out) {
+    F x = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    F y = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    // Lanes of x are a, b, a, b by now, of y c, d, c, d.
+    x = _mm512_max_ps(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+    __m256 h = _mm256_max_ps(low(x), high(x));
+    _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+  }
+  // Columns [0, 4) of a block of 16 rows of 16.
+  static void columns(const float *block, F *to) {
+    F t[4];
+    for (int i = 0; i < 4; i++) {
+      t[i] = _mm512_castps128_ps512(_mm_loadu_ps(block + 16 * i));
+      t[i] = _mm512_insertf32x4(t[i], _mm_loadu_ps(block + 16 * (i + 4)), 1);
+      t[i] = _mm512_insertf32x4(t[i], _mm_loadu_ps(block + 16 * (i + 8)), 2);
+      t[i] = _mm512_insertf32x4(t[i], _mm_loadu_ps(block + 16 * (i + 12)), 3);
+    }
+    F a = _mm512_unpacklo_ps(t[0], t[1]), b = _mm512_unpackhi_ps(t[0], t[1]);
+    F c = _mm512_unpacklo_ps(t[2], t[3]), d = _mm512_unpackhi_ps(t[2], t[3]);
+    to[0] = _mm512_shuffle_ps(a, c, 0x44);
+    to[1] = _mm512_shuffle_ps(a, c, 0xee);
+    to[2] = _mm512_shuffle_ps(b, d, 0x44);
+    to[3] = _mm512_shuffle_ps(b, d, 0xee);
+  }
+
   static __mmask16 first(int64_t n) {
     return n >= W ? __mmask16(0xffff) : n <= 0 ? __mmask16(0) : __mmask16((1u << n) - 1);
   }

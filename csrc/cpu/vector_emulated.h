@@ -64,6 +64,16 @@ struct V {
         r[j][i] = x;
       }
   }
+  static void hmax4(F a, F b, F c, F d, float *out) {
+    out[0] = hmax(a);
+    out[1] = hmax(b);
+    out[2] = hmax(c);
+    out[3] = hmax(d);
+  }
+  static void columns(const float *block, F *to) {
+    for (int n = 0; n < 4; n++)
+      for (int i = 0; i < W; i++) to[n][i] = block[16 * i + n];
+  }
   static float half_to_float(uint16_t h) {
     uint32_t size = h & 0x7fff, bits = (size << 13) + (112u << 23);
     if (size >= 0x7c00) bits = 0x7f800000 | size << 13;
@@ -152,6 +162,30 @@ struct H {
     }
     return x;
   }
+  static void apart(V::F x, uint16_t *even, uint16_t *odd) {
+    for (int i = 0; i < 16; i++) {
+      even[2 * i] = odd[2 * i + 1] = V::float_to_bf16(x[i]);
+      even[2 * i + 1] = odd[2 * i] = 0;
+    }
+  }
+  static void ones(V::F a, V::F b, float *to) {
+    for (int i = 0; i < 16; i++) {
+      to[2 * i] = a[i];
+      to[2 * i + 1] = b[i];
+    }
+  }
+  static void fours(V::F a, V::F b, float *to) {
+    for (int i = 0; i < 16; i++) {
+      to[i / 4 * 8 + i % 4] = a[i];
+      to[i / 4 * 8 + 4 + i % 4] = b[i];
+    }
+  }
+  template <class E>
+  static constexpr bool looks_up() {
+    return false;
+  }
+  template <class E>
+  static void look_up(const void *, uint16_t *) {}
   template <class E>
   static X narrow(const void *p) {
     return pack(V::get<E>(p), V::get<E>(static_cast<const char *>(p) + V::W));

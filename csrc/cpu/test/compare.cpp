@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../attnplat_cpu.h"
+#include "compare_index.h"
 
 namespace {
 
@@ -41,6 +42,7 @@ struct Case {
   std::vector<int32_t> starts, lens, table, prefix, ranges, range_starts, topk;
   std::vector<uint8_t> causal, tree;
   std::vector<char> q, k, v;
+  std::vector<uint8_t> row_scales;
   std::vector<float> sinks, slopes, bias;
   int64_t rows = 0, longest = 0, blocks = 0;
 
@@ -71,11 +73,85 @@ struct Case {
     plan.window_right = chance(15) ? pick({0, 5}) : -1;
     plan.chunk_size = chance(10) ? pick({16, 50, 100}) : 0;
     plan.static_sink_tokens = chance(10) ? pick({1, 70}) : 0;
-    plan.topk = chance(10);
+    plan.topk = chance(10) ? 9 : 0;
     tensors.size = sizeof(tensors);
     tensors.version = ATTNPLAT_CPU_ABI;
     tensors.scale = chance(5) ? 0.0f : chance(10) ? -0.2f : 1.0f / sqrtf(float(plan.head_size));
     tensors.logits_soft_cap = chance(15) ? float(pick({1, 30})) : 0.0f;
+    if (chance(12)) latent();
+  }
+
+  bool is_latent() const { return plan.kv_encoding >= ATTNPLAT_MLA_FP8_656; }
+
+  // Rows of codes and scales, whose front the values are.
+  void latent() {
+    plan.kv_encoding = int32_t(pick({ATTNPLAT_MLA_FP8_656, ATTNPLAT_MLA_FP8_584,
+                                     ATTNPLAT_MLA_FP8_528, ATTNPLAT_MLA_NVFP4_352}));
+    plan.num_heads = int32_t(pick({1, 5, 20}));
+    plan.num_kv_heads = 1;
+    plan.values_in_keys = 1;
+    plan.head_size = plan.kv_encoding == ATTNPLAT_MLA_FP8_656 ||
+                             plan.kv_encoding == ATTNPLAT_MLA_NVFP4_352
+                         ? 576
+                         : 512;
+    plan.v_head_size = 512;
+    plan.topk = chance(60) ? 9 : 0;
+    tensors.scale = 0.02f;
+  }
+
+  // Codes of e4m3 between 1/8 and 4.
+  uint8_t code() {
+    uint8_t byte = uint8_t(random());
+    return uint8_t((byte & 0x80) | (0x20 + byte % 0x28));
+  }
+
+  void fill_latent_row(uint8_t *row) {
+    auto codes = [&](int64_t from, int64_t count) {
+      for (int64_t n = 0; n < count; n++) row[from + n] = code();
+    };
+    auto halves = [&](int64_t from) {
+      for (int64_t n = 0; n < 64; n++) {
+        uint16_t half = to_bf16(normal());
+        memcpy(row + from + 2 * n, &half, 2);
+      }
+    };
+    switch (plan.kv_encoding) {
+      case ATTNPLAT_MLA_FP8_656:
+        codes(0, 512);
+        for (int64_t n = 0; n < 4; n++) {
+          float scale = 0.5f + fabsf(normal());
+          memcpy(row + 512 + 4 * n, &scale, 4);
+        }
+        return halves(528);
+      case ATTNPLAT_MLA_FP8_584: codes(0, 448); return halves(448);
+      case ATTNPLAT_MLA_FP8_528:
+        codes(0, 512);
+        for (int64_t n = 0; n < 16; n++) row[512 + n] = uint8_t(125 + random() % 4);
+        return;
+      default:
+        for (int64_t n = 0; n < 256; n++) row[n] = uint8_t(random());
+        codes(256, 64);
+        for (int64_t n = 0; n < 32; n++) row[320 + n] = code() & 0x7f;
+    }
+  }
+
+  void latent_plane() {
+    attnplat_cpu_tensors &t = tensors;
+    const int64_t sizes[] = {656, 576, 528, 352};
+    int64_t size = sizes[plan.kv_encoding - ATTNPLAT_MLA_FP8_656];
+    k.resize(size_t(blocks * plan.block_size * size));
+    for (int64_t n = 0; n < blocks * plan.block_size; n++)
+      fill_latent_row(reinterpret_cast<uint8_t *>(k.data()) + n * size);
+    t.k_block = t.v_block = t.k_head = t.v_head = plan.block_size * size;
+    t.k_token = t.v_token = size;
+    t.k = t.v = k.data();
+    if (plan.kv_encoding != ATTNPLAT_MLA_FP8_584) return;
+    for (int64_t n = 0; n < 8 * blocks * plan.block_size; n++)
+      row_scales.push_back(uint8_t(125 + random() % 4));
+    row_scales.push_back(0);
+    t.row_scales = row_scales.data();
+    t.row_scales_block = 8 * plan.block_size;
+    t.row_scales_token = 8;
   }
 
   void batch() {
@@ -168,11 +244,15 @@ struct Case {
       *head = tokens_first ? of : plan.block_size * of;
       *token = tokens_first ? kv * of : of;
     };
-    plane(k, size, &t.k_block, &t.k_head, &t.k_token);
-    plane(v, plan.v_head_size, &t.v_block, &t.v_head, &t.v_token);
     t.q = q.data();
-    t.k = k.data();
-    t.v = v.data();
+    if (is_latent()) {
+      latent_plane();
+    } else {
+      plane(k, size, &t.k_block, &t.k_head, &t.k_token);
+      plane(v, plan.v_head_size, &t.v_block, &t.v_head, &t.v_token);
+      t.k = k.data();
+      t.v = v.data();
+    }
     for (int64_t h = 0; h < heads; h++) {
       sinks.push_back(normal());
       slopes.push_back(fabsf(normal()) / 8);
@@ -271,6 +351,7 @@ int main(int argc, char **argv) {
   uint32_t last = argc > 2 ? uint32_t(atoi(argv[2])) : first + 100;
   int failures = 0, runs = 0;
   for (uint32_t seed = first; seed < last; seed++) {
+    failures += compare_index(seed, &runs);
     Case c(seed);
     Result want = run(c, attnplat_cpu_isa_index("scalar"), nullptr);
     for (int32_t isa = 1; isa < attnplat_cpu_isa_count(); isa++) {
