@@ -436,8 +436,6 @@ OLDER = """
     import torch
     from tests.execution.cases import IMPLS, layer, make_step
     from torch._dynamo.utils import counters
-from torch._inductor import config as inductor
-from torch._inductor.utils import run_and_get_code
     step = make_step(layer(), [1, 1], [20, 33])
     impl = IMPLS["TORCH_SDPA"].create(step.config, "cpu")
     plain, paged = step.paged(), step.paged()
