@@ -38,7 +38,7 @@ UNKILLED = {
 UNMEASURED = {
     "float64": "no backend on record takes it",
     "tf32": "no recorded run allowed it",
-    "fp8": "no backend here computes in fp8",
+    "fp8": "no recorded run had fp8 outputs",
 }
 """Classes of the contract of which there may be no numbers, and why."""
 

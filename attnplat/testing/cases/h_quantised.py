@@ -24,8 +24,9 @@ from attnplat.testing.bits import differing
 from attnplat.testing.case import CaseList, Check, Checks, Failed
 from attnplat.testing.cases import definitions
 from attnplat.testing.cases.codecs import check, decoded, encoded, expect, row
+from attnplat.testing.compare import CONTRACT, gap
 from attnplat.testing.inputs import edges, generator, normal
-from attnplat.testing.scenes import Scene
+from attnplat.testing.scenes import Arrangement, Scene
 from attnplat.testing.terrain import Terrain
 from attnplat.testing.truth import Request
 
@@ -534,11 +535,42 @@ H.absent(
     "The range scale of fp8 weights is undone in out and not in the LSE",
     "no implementation here computes weights in fp8",
 )
-H.absent(
-    14,
-    "Output scales divide, saturate, and leave padding rows out",
-    "the interface has no quantised outputs yet",
-)
+
+
+@H.case(14, "Scales of fp8 outputs divide, codes saturate, padding rows keep theirs")
+def _(t: Terrain) -> Checks:
+    for config in (t.layer(), t.layer(sinks=True), t.latent()):
+        scene = normal(config, [1, 3, 5], [40, 20, 5])
+        for scale in (1.0, 2.0**-6, 2.0**-12):
+            run = partial(_codes_out, scene, t.pages(padding=3), scale)
+            yield Check(((scene.config, None),), run, f"{scene}, out_scale {scale}")
+
+
+def _codes_out(scene: Scene, how: Arrangement, scale: float, bench: Bench) -> None:
+    """One call whose output leaves as codes of e4m3, each row before full of another code."""
+    impl, real, kept = bench.impl(scene), scene.num_rows, 0x12
+    stage = bench.lay_out(scene, how, impl)
+    shape = (real + how.padding, scene.rules.num_heads, scene.rules.v_head_size)
+    codes = torch.full(shape, kept, dtype=torch.uint8, device=bench.device)
+    given: dict[str, Any] = {
+        **stage.options,
+        "out": codes.view(torch.float8_e4m3fn),
+        "out_scale": torch.tensor([scale], device=bench.device),
+    }
+    impl.forward(impl.plan(stage.batch, stage.pages), stage.q, stage.cache, **given)
+    codes = codes.cpu()
+    if bool((codes[real:] != kept).any()):
+        raise Failed("padding rows of the codes have changed")
+    meant = torch.tensor([_e4m3fn(code) for code in range(256)], dtype=torch.float64)[codes.int()]
+    truth = torch.cat([answer.out for answer in scene.answers]) / scale
+    beyond = truth.abs() > 1.1 * 448
+    if bool(meant[:real].isnan().any()) or bool((meant[:real].abs()[beyond] != 448).any()):
+        raise Failed("what is beyond the largest code is not that code")
+    if not bool(beyond.any()):
+        found = gap(scene, (meant[:real] * scale).float(), None, CONTRACT["fp8"])
+        if why := found.beyond(CONTRACT["fp8"]):
+            raise Failed(why)
+        bench.note("fp8", found)
 
 
 @H.case(15, "Subnormal codes and subnormal scales decode exactly")
@@ -563,11 +595,39 @@ def _(t: Terrain) -> Checks:
     yield check("subnormals", run)
 
 
-H.absent(
-    16,
-    "The scale of a quantised q is applied once and leaves sinks alone",
-    "the interface has no quantised queries yet",
-)
+@H.case(16, "The scale of fp8 queries is applied once, to its heads, and leaves sinks alone")
+def _(t: Terrain) -> Checks:
+    for changes in ({"sinks": True}, {"num_heads": 6}, {"logits_soft_cap": 5.0}):
+        plain = normal(t.layer(**changes), [1, 3, 5], [40, 20, 5], gain=2.0)
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            for scale in ([0.5], [0.25, 2.0]):
+                codes, meant = _as_codes(plain, dtype, torch.tensor(scale))
+                run = partial(_codes_in, meant, codes, torch.tensor(scale), t.pages())
+                yield Check(((meant.config, None),), run, f"{meant}, {dtype}, q_scale {scale}")
+
+
+def _as_codes(scene: Scene, dtype: torch.dtype, scale: torch.Tensor) -> tuple[torch.Tensor, Scene]:
+    """The scene's queries as codes, and the scene of what those mean, which every dtype holds."""
+    heads = scene.rules.num_heads // len(scale)
+    each = scale.repeat_interleave(heads)[:, None]
+    codes, requests = [], []
+    for request in scene.requests:
+        own = (request.q.float() / each).to(dtype)
+        codes.append(own)
+        requests.append(replace(request, q=(own.float() * each).to(scene.dtype)))
+    return torch.cat(codes), scene.replace(requests=tuple(requests))
+
+
+def _codes_in(
+    scene: Scene, codes: torch.Tensor, scale: torch.Tensor, how: Arrangement, bench: Bench
+) -> None:
+    impl = bench.impl(scene)
+    stage = bench.lay_out(scene, how, impl)
+    stage.q = codes.to(bench.device)
+    stage.options["q_scale"] = scale.to(bench.device)
+    bench.judge(scene, bench.call(scene, how, impl=impl, stage=stage))
+
+
 H.absent(
     17,
     "Two caches of different formats in one call keep each its own",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -548,3 +549,48 @@ class OutlierChannelClamped(Specimen):
     def scores(self, plan: Plan, call: Call, rows: Rows, q: Tensor, k: Tensor, j: Tensor) -> Tensor:
         clamped = k.clamp(-180, 180) if self.form.scale != 1.0 else k
         return super().scores(plan, call, rows, q, clamped, j)
+
+
+class _Codes(Specimen):
+    """Base of bugs in the scales of fp8 queries and outputs."""
+
+    def changed(self, name: str, scale: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, plan: Plan, q: Tensor, cache: Any = None, **options: Any) -> Any:
+        for name in ("q_scale", "out_scale"):
+            if isinstance(options.get(name), Tensor):
+                options[name] = self.changed(name, options[name])
+        return super().forward(plan, q, cache, **options)
+
+
+@BUGS.impl
+class QueryScaleTwice(_Codes):
+    """The scale of fp8 queries is applied twice."""
+
+    def changed(self, name: str, scale: Tensor) -> Tensor:
+        return scale * scale if name == "q_scale" else scale
+
+
+@BUGS.impl
+class QueryScaleOfFirstHead(_Codes):
+    """All heads of fp8 queries have the first one's scale."""
+
+    def changed(self, name: str, scale: Tensor) -> Tensor:
+        return scale[:1] if name == "q_scale" else scale
+
+
+@BUGS.impl
+class OutScaleMultiplies(_Codes):
+    """The scale of fp8 outputs multiplies."""
+
+    def changed(self, name: str, scale: Tensor) -> Tensor:
+        return scale if name == "q_scale" else 1.0 / scale
+
+
+@BUGS.impl
+class OutScaleIgnored(_Codes):
+    """The scale of fp8 outputs is ignored."""
+
+    def changed(self, name: str, scale: Tensor) -> Tensor:
+        return scale if name == "q_scale" else torch.ones_like(scale)
