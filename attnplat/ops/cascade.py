@@ -13,6 +13,7 @@ import torch
 
 from attnplat.backends.batch import Batch, PageTable
 from attnplat.backends.call_checks import NewKV
+from attnplat.backends.checks import FLOATS, check_tensor
 from attnplat.backends.interface import AttentionImpl, Plan
 from attnplat.backends.kv_cache import KVCache
 from attnplat.config.layer import MhaConfig, MlaConfig
@@ -151,6 +152,9 @@ class Cascade:
             raise UnsupportedCallError(
                 "sinks must be given if and only if the layer's config declares them"
             )
+        if sinks is not None:
+            heads, device = self.suffix.form.num_heads, self.suffix.device
+            check_tensor("sinks", sinks, shape=(heads,), dtype=FLOATS, device=device)
         out, lse = self.suffix.forward(
             plan.suffix, q, cache, kv=kv, k_scale=k_scale, v_scale=v_scale, return_lse=True
         )

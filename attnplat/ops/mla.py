@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attnplat.backends.batch import Batch, HostLengths, PageTable
-from attnplat.backends.checks import at_least, check_tensor, to_device
+from attnplat.backends.checks import FLOATS, Size, at_least, check_tensor, to_device
 from attnplat.backends.interface import AttentionImpl, Plan
 from attnplat.backends.kv_cache import KVCache
 from attnplat.config.layer import OPEN_WINDOW, MlaConfig, SparseMlaConfig
@@ -244,7 +244,9 @@ def mla_attend(
 
     Raises as `AttentionImpl.forward` does.
     """
-    _check_lse(layer, plan, lse, q_nope.device)
+    tensors = {"q_nope": q_nope, "q_rope": q_rope, "latent": latent, "k_rope": k_rope}
+    _check_tensors(layer, plan, {**tensors, "w_uk": w_uk, "w_uv": w_uv})
+    _check_options(layer, plan, sinks, topk_indices, lse)
     rows = torch.cat((latent, k_rope), dim=-1)[: plan.num_tokens, None]
     layer.absorbed.write_kv(cache, rows, None, plan.pages, k_scale=k_scale)
     out = q_nope.new_zeros(*q_nope.shape[:2], w_uv.shape[-1])
@@ -274,19 +276,64 @@ def mla_attend(
     return out
 
 
-def _check_lse(
-    layer: MlaLayer, plan: MlaPlan, lse: torch.Tensor | None, device: torch.device
+def _check_tensors(layer: MlaLayer, plan: MlaPlan, given: dict[str, torch.Tensor]) -> None:
+    """Before anything is written: each tensor's header, the nope size being that of `q_nope`."""
+    form, rows = layer.absorbed.form, at_least(plan.num_tokens)
+    heads, lora = form.num_heads, form.v_head_size
+    rope, q_nope = form.head_size - lora, given["q_nope"]
+    known = getattr(layer.absorbed.config, "qk_nope_head_dim", None)
+    nope = known or (q_nope.shape[-1] if isinstance(q_nope, torch.Tensor) and q_nope.dim() else 0)
+    shapes: dict[str, tuple[Size, ...]] = {
+        "q_nope": (rows, heads, nope),
+        "q_rope": (rows, heads, rope),
+        "latent": (rows, lora),
+        "k_rope": (rows, rope),
+        "w_uk": (heads, nope, lora),
+        "w_uv": (heads, lora, None),
+    }
+    for name, shape in shapes.items():
+        check_tensor(
+            name,
+            given[name],
+            shape=shape,
+            dtype=layer.absorbed.dtype,
+            device=layer.absorbed.device,
+        )
+
+
+def _check_options(
+    layer: MlaLayer,
+    plan: MlaPlan,
+    sinks: torch.Tensor | None,
+    topk_indices: torch.Tensor | None,
+    lse: torch.Tensor | None,
 ) -> None:
-    """Before anything is written: the form that runs may not be the one that would refuse."""
+    """The same of what is optional, whichever form will run."""
+    form, device = layer.absorbed.form, layer.absorbed.device
+    topk = form.mask.topk is not None
+    for name, tensor, declared in (
+        ("sinks", sinks, form.sinks),
+        ("topk_indices", topk_indices, topk),
+    ):
+        if (tensor is not None) != declared:
+            raise UnsupportedCallError(
+                f"{name} must be given if and only if the layer's config declares it"
+            )
+    heads, rows = form.num_heads, at_least(plan.num_tokens)
+    if sinks is not None:
+        check_tensor("sinks", sinks, shape=(heads,), dtype=FLOATS, device=device)
+    if topk_indices is not None:
+        check_tensor(
+            "topk_indices", topk_indices, shape=(rows, None), dtype=torch.int32, device=device
+        )
     if lse is None:
         return
-    if not layer.absorbed.form.lse:
+    if not form.lse:
         raise UnsupportedCallError(
             "the log-sum-exp is asked for and the layer's config does not declare it; add "
             "Feature.LSE to also_needs"
         )
-    shape = (at_least(plan.num_tokens), layer.absorbed.form.num_heads)
-    check_tensor("lse", lse, shape=shape, dtype=torch.float32, device=device, written=True)
+    check_tensor("lse", lse, shape=(rows, heads), dtype=torch.float32, device=device, written=True)
 
 
 def _with_context(

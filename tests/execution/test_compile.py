@@ -149,6 +149,20 @@ def test_one_graph_writes_and_attends_in_one_call(memory: Memory) -> None:
     compare(TorchSdpaImpl, memory, "aot_eager", fused=True)
 
 
+def test_a_step_of_other_rows_makes_one_more_graph_for_all_numbers_of_rows() -> None:
+    plain, other = (Model.of(TorchSdpaImpl, slices) for _ in range(2))
+    compiled = torch.compile(other.__call__, fullgraph=True, backend="aot_eager")
+    with torch.inference_mode(), dynamo.patch(error_on_recompile=False):
+        for rows in (2, 3, 5, 7, 4):
+            batch = Batch.from_lengths([rows - 1, 1], [20, 33])
+            pages = PageTable.from_blocks([[7, 2], [0, 4, 11]], batch, BLOCK_SIZE)
+            plan = plain.impls[0].plan(batch, pages)
+            tokens = [torch.randn(rows, heads, 16) for heads in (4, 2, 2)]
+            for one, two in zip(plain(plan, *tokens), compiled(plan, *tokens), strict=True):
+                torch.testing.assert_close(two, one, atol=1e-5, rtol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("memory", "fused"), [*((memory, False) for memory in MEMORY), (interleaved, True)]

@@ -270,6 +270,48 @@ def test_the_log_sum_exp_is_that_of_the_whole_in_either_form(
     torch.testing.assert_close(lse.double(), torch.cat(want), atol=2e-5, rtol=1e-6)
 
 
+WRONG = {
+    "another dtype": lambda x: x.double(),
+    "another device": lambda x: x.to("meta"),
+    "a dimension more": lambda x: x[None],
+    "a row or head less": lambda x: x[:-1],
+    "a list": lambda x: [1.0],
+}
+
+
+@pytest.mark.parametrize("decode_query_len", [0, 9])
+@pytest.mark.parametrize(
+    "name", ["q_nope", "q_rope", "latent", "k_rope", "w_uk", "w_uv", "sinks", "topk_indices"]
+)
+def test_a_wrong_tensor_is_refused_by_name_before_anything_is_written(
+    name: str, decode_query_len: int
+) -> None:
+    sparse = name == "topk_indices"
+    made = config(SparseMlaConfig, index_topk=2) if sparse else config(sinks=True)
+    found = world(made, [1, 4], [9, 12])
+    whole = layer("REFERENCE", made, decode_query_len=decode_query_len)
+    rows = torch.cat([r[len(r) - n :] for r, n in zip(found.rows, (1, 4), strict=True)])
+    given: dict[str, Any] = {
+        **{n: getattr(found, n) for n in ("q_nope", "q_rope", "w_uk", "w_uv")},
+        "latent": rows[:, :LORA],
+        "k_rope": rows[:, LORA:],
+        **({"topk_indices": torch.zeros(5, 2, dtype=torch.int32)} if sparse else {}),
+        **({} if sparse else {"sinks": torch.zeros(HEADS)}),
+    }
+    plan, before = whole.plan(found.batch, found.pages), found.cache.k.clone()
+    mla_attend(whole, plan, found.cache, **given)
+    found.cache.k.copy_(before)
+    for what, change in WRONG.items():
+        if (name, what) == ("sinks", "another dtype"):
+            continue  # sinks may be of any floating dtype
+        with pytest.raises(TensorError) as caught:
+            mla_attend(whole, plan, found.cache, **{**given, name: change(given[name])})
+        assert caught.value.argument == name, what
+    with pytest.raises(UnsupportedCallError, match="if and only if the layer's config declares"):
+        mla_attend(whole, plan, found.cache, **{**given, "sinks": None, "topk_indices": None})
+    assert torch.equal(found.cache.k.nan_to_num(), before.nan_to_num())
+
+
 def test_a_log_sum_exp_is_declared_and_of_the_right_shape_before_anything_is_written() -> None:
     found = world(config(), [1, 4], [9, 12])
     whole = layer("REFERENCE", config())
