@@ -6,7 +6,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -255,7 +254,8 @@ def run_conformance(
     suite, bench = suite or Suite(), Bench(subject)
     grounds = terrains(subject, level, seed)
     started, results = time.perf_counter(), []
-    with _quiet(subject, level):
+    # Scenes are small: threads would only wait for each other. Cases about them set their own.
+    with threads(1):
         for case in chosen(ids):
             result = suite.run_case(case, bench, grounds)
             results.append(result)
@@ -269,14 +269,6 @@ def run_conformance(
         gaps=bench.gaps,
         seconds=time.perf_counter() - started,
     )
-
-
-def _quiet(subject: Subject, level: Level) -> AbstractContextManager[None]:
-    """One CPU thread when there is little time: scenes are small, and threads would wait.
-
-    Cases about threads set their own number.
-    """
-    return threads(1) if level == "quick" else nullcontext()
 
 
 def chosen(ids: Iterable[str] | None) -> tuple[Case, ...]:

@@ -14,7 +14,7 @@ from tests.conformance.strategies import arrangements, scenes
 
 BACKENDS = ("REFERENCE", "TORCH_SDPA")
 QUICK = settings(
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,
