@@ -135,7 +135,8 @@ struct CodeTable {
                                              _mm512_load_si512(high + 64));
     __m512i lower = _mm512_permutex2var_epi8(_mm512_load_si512(low), x,
                                              _mm512_load_si512(low + 64));
-    upper = _mm512_ternarylogic_epi64(upper, x, _mm512_set1_epi8(char(0x80)), 0xf8);  // and its sign
+    // upper | (x & 0x80), its sign
+    upper = _mm512_ternarylogic_epi64(upper, x, _mm512_set1_epi8(char(0x80)), 0xf8);
     _mm512_storeu_si512(to, _mm512_unpacklo_epi8(lower, upper));
     _mm512_storeu_si512(to + 32, _mm512_unpackhi_epi8(lower, upper));
   }
