@@ -192,8 +192,8 @@ static inline void do_unit(Work &w, Block &k) {
     k.raised += 2;
   } else if (k.weighed < k.rows) {
     float *s = k.scores + 32 * k.weighed;
-    auto put = [&](int64_t j, V::F x, V::F y) { H::store(weights_at(s, j), H::pack(x, y)); };
-    k.any |= weigh_row(w, s, kScoreChunk, k.first + k.weighed, k.span, put);
+    k.any |= weigh_row(w, s, kScoreChunk, k.first + k.weighed, k.span,
+                       [&](int64_t j, V::F x, V::F y) { H::store(weights_at(s, j), H::pack(x, y)); });
     k.weighed++;
   }
 }
@@ -357,7 +357,9 @@ static inline bool settle_tiles(Work &w, const Buffers &b) {
 
 static inline void measure_tiles(Work &w, const attnplat_cpu_plan *plan, const Task *task) {
   measure(w, plan, task);
-  w.tile_keys = w.v_size <= 128 ? kTile : kTile / 2;
+  // Long tiles fit the second-level cache where values are narrow, or inside keys.
+  bool inside = plan->values_in_keys && plan->topk == 0 && !is_latent(plan->kv_encoding);
+  w.tile_keys = w.v_size <= 128 || inside ? kTile : kTile / 2;
 }
 
 static int32_t few_rows_of(const attnplat_cpu_plan *) { return 0; }
