@@ -192,8 +192,8 @@ static inline void do_unit(Work &w, Block &k) {
     k.raised += 2;
   } else if (k.weighed < k.rows) {
     float *s = k.scores + 32 * k.weighed;
-    k.any |= weigh_row(w, s, kScoreChunk, k.first + k.weighed, k.span,
-                       [&](int64_t j, V::F x, V::F y) { H::store(weights_at(s, j), H::pack(x, y)); });
+    auto put = [&](int64_t j, V::F x, V::F y) { H::store(weights_at(s, j), H::pack(x, y)); };
+    k.any |= weigh_row(w, s, kScoreChunk, k.first + k.weighed, k.span, put);
     k.weighed++;
   }
 }
