@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -122,15 +123,26 @@ def unrecorded_releases(records: Iterable[Mapping[str, Any]], changelog: str) ->
 
 
 def run_suite(name: str, python: str | Path, arguments: list[str]) -> dict[str, Any]:
-    """Runs pytest and returns the suite's entry; exits when pytest itself could not run."""
-    print(f"\n==> {name}", flush=True)
+    """Runs pytest and returns the suite's entry; exits when pytest itself could not run.
+
+    What pytest prints comes out whole at the end, since suites run beside each other.
+    """
+    print(f"==> {name}: begins", flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [str(python), "-m", "pytest", "-q", "--strict-config", f"--junitxml={report}"]
-        status = subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
-        if status not in (0, 1):
-            raise SystemExit(f"full tests: {name}: pytest ended with exit code {status}")
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=ROOT,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        print(f"\n==> {name}\n{done.stdout}", flush=True)
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"full tests: {name}: pytest ended with exit code {done.returncode}")
         suites = list(ElementTree.parse(report).iter("testsuite"))
     keys = ("tests", "failures", "errors", "skipped")
     total, failed, errors, skipped = (sum(int(s.get(k, 0)) for s in suites) for k in keys)
@@ -147,15 +159,45 @@ def run_suite(name: str, python: str | Path, arguments: list[str]) -> dict[str, 
     }
 
 
-def run_other_python(version: str) -> dict[str, Any]:
-    """The torch-free half on another Python version, if this machine has it."""
-    name = f"torch-free half, Python {version}"
-    found = subprocess.run(["ci/find-python", version], cwd=ROOT, capture_output=True, check=False)
-    if found.returncode != 0:
-        print(f"\n==> {name}: no such interpreter on this machine")
-        return {"name": name, "not_run": "no such interpreter on the machine"}
-    subprocess.run(["ci/setup", "--torch-free", version], cwd=ROOT, check=True)
-    return run_suite(name, ROOT / f".venv-{version}" / "bin" / "python", ["tests/unit"])
+def other_pythons() -> tuple[dict[str, Path], list[dict[str, Any]]]:
+    """{version: interpreter} with the torch-free half installed, and entries of the missing."""
+    here: dict[str, Path] = {}
+    missing = []
+    for version in OTHER_PYTHONS:
+        ask = ["ci/find-python", version]
+        if subprocess.run(ask, cwd=ROOT, capture_output=True, check=False).returncode != 0:
+            why = "no such interpreter on the machine"
+            missing.append({"name": f"torch-free half, Python {version}", "not_run": why})
+            continue
+        subprocess.run(["ci/setup", "--torch-free", version], cwd=ROOT, check=True)
+        here[version] = ROOT / f".venv-{version}" / "bin" / "python"
+    return here, missing
+
+
+def run_suites() -> list[dict[str, Any]]:
+    """Every suite's entry: what needs torch beside what does not, then what measures time."""
+    others, suites = other_pythons()
+
+    def torch_free() -> list[dict[str, Any]]:
+        found = [
+            run_suite(
+                f"torch-free half, Python {version}",
+                python,
+                ["tests/unit", "-m", "not build and not alone"],
+            )
+            for version, python in others.items()
+        ]
+        return [*found, run_suite("unit", sys.executable, ["tests/unit", "-m", "not alone"])]
+
+    with ThreadPoolExecutor(1) as beside:
+        running = beside.submit(torch_free)
+        rest = ["tests", "--ignore=tests/unit", "-m", "not alone"]
+        suites.append(run_suite("execution, models and conformance", sys.executable, rest))
+        suites += running.result()
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for version, python in {own: Path(sys.executable), **others}.items():
+        suites.append(run_suite(f"time, Python {version}", python, ["tests/unit", "-m", "alone"]))
+    return suites
 
 
 def installed_packages() -> dict[str, str]:
@@ -170,8 +212,7 @@ def run_all() -> int:
     subprocess.run(
         ["ci/run", "install", "lint", "types", "generated", "examples"], cwd=ROOT, check=True
     )
-    suites = [run_other_python(version) for version in OTHER_PYTHONS]
-    suites.append(run_suite("all tests", sys.executable, ["tests"]))
+    suites = run_suites()
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     version = read_version(ROOT)
     record = {
