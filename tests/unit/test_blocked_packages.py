@@ -14,7 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 OPTIONAL = ("triton", "pynvml", "transformers", "torch")
 
 # Public names whose objects hold tensors. All others are there without torch.
-NEED_TORCH = {"Batch", "KVCache", "KVCacheLayout", "KVCacheSpec", "PageTable", "Workspace"}
+NEED_TORCH = {
+    "Batch",
+    "IndexCache",
+    "IndexCacheSpec",
+    "KVCache",
+    "KVCacheLayout",
+    "KVCacheSpec",
+    "PageTable",
+    "Workspace",
+}
 
 BLOCK = """
 import sys, importlib.abc
