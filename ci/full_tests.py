@@ -1,6 +1,7 @@
 """Runs all tests, the slow ones too, and records the result in ci/records/.
 
-A record is written only when every suite passed. It names the sources it is about by their
+A record is written only when every suite passed; a suite that has passed on the same sources and
+packages is not run again. It names the sources it is about by their
 hash, so that anyone can tell whether a tree is the one that was tested:
 `python ci/full_tests.py --status`.
 """
@@ -22,11 +23,12 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "ci" / "records"
+PASSED = ROOT / "build" / "full-tests"
 SCHEMA = 1
 SOURCES = ("attnplat", "csrc", "tests")
 BUILT = (".pyc", ".so", ".dylib")
@@ -122,41 +124,85 @@ def unrecorded_releases(records: Iterable[Mapping[str, Any]], changelog: str) ->
     ]
 
 
-def run_suite(name: str, python: str | Path, arguments: list[str]) -> dict[str, Any]:
+class Suite(NamedTuple):
+    """One run of pytest: its name in the record, its interpreter, pytest's arguments."""
+
+    name: str
+    python: Path
+    arguments: tuple[str, ...]
+
+
+NATIVE = "tests/execution/cpu/test_native.py"
+TORCH_SUITES = {
+    "conformance": ("tests/conformance",),
+    "kernels built otherwise": (NATIVE,),
+    "execution": ("tests/execution", f"--ignore={NATIVE}"),
+    "models": ("tests/integration",),
+    "unit": ("tests/unit",),
+}
+"""The suites on the environment's own Python, the longest first."""
+
+
+def run_suite(suite: Suite) -> dict[str, Any]:
     """Runs pytest and returns the suite's entry; exits when pytest itself could not run.
 
     What pytest prints comes out whole at the end, since suites run beside each other.
     """
-    print(f"==> {name}: begins", flush=True)
+    print(f"==> {suite.name}: begins", flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [str(python), "-m", "pytest", "-q", "--strict-config", f"--junitxml={report}"]
+        command = [
+            str(suite.python),
+            "-m",
+            "pytest",
+            "-q",
+            "--strict-config",
+            f"--junitxml={report}",
+        ]
         done = subprocess.run(
-            [*command, *arguments],
+            [*command, *suite.arguments],
             cwd=ROOT,
             check=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        print(f"\n==> {name}\n{done.stdout}", flush=True)
+        print(f"\n==> {suite.name}\n{done.stdout}", flush=True)
         if done.returncode not in (0, 1):
-            raise SystemExit(f"full tests: {name}: pytest ended with exit code {done.returncode}")
-        suites = list(ElementTree.parse(report).iter("testsuite"))
+            raise SystemExit(f"full tests: {suite.name}: pytest ended with {done.returncode}")
+        reports = list(ElementTree.parse(report).iter("testsuite"))
     keys = ("tests", "failures", "errors", "skipped")
-    total, failed, errors, skipped = (sum(int(s.get(k, 0)) for s in suites) for k in keys)
-    ask = [str(python), "-c", "import platform; print(platform.python_version())"]
-    version = subprocess.check_output(ask, text=True)
+    total, failed, errors, skipped = (sum(int(r.get(k, 0)) for r in reports) for k in keys)
+    ask = [str(suite.python), "-c", "import platform; print(platform.python_version())"]
     return {
-        "name": name,
-        "python": version.strip(),
+        "name": suite.name,
+        "python": subprocess.check_output(ask, text=True).strip(),
         "passed": total - failed - errors - skipped,
         "failed": failed,
         "errors": errors,
         "skipped": skipped,
         "seconds": round(time.monotonic() - started),
+        "finished": now().isoformat(),
     }
+
+
+def passed_or_run(suite: Suite, folder: Path) -> dict[str, Any]:
+    """The entry of a suite that has passed on these sources and packages, else of a new run.
+
+    All suites take the better part of an hour: one that failed, or was interrupted, is run again
+    without the others.
+    """
+    kept = folder / f"{suite.name}.json"
+    if kept.exists():
+        entry: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        print(f"==> {suite.name}: passed on {entry['finished']}, the same sources and packages")
+        return entry
+    entry = run_suite(suite)
+    if not suite_problems(entry):
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(entry), encoding="utf-8")
+    return entry
 
 
 def other_pythons() -> tuple[dict[str, Path], list[dict[str, Any]]]:
@@ -174,30 +220,31 @@ def other_pythons() -> tuple[dict[str, Path], list[dict[str, Any]]]:
     return here, missing
 
 
-def run_suites() -> list[dict[str, Any]]:
-    """Every suite's entry: what needs torch beside what does not, then what measures time."""
-    others, suites = other_pythons()
+def run_suites(folder: Path) -> list[dict[str, Any]]:
+    """Every suite's entry: two at a time, and then, alone, what measures time."""
+    others, missing = other_pythons()
+    own = Path(sys.executable)
+    suites = [
+        Suite(name, own, (*arguments, "-m", "not alone"))
+        for name, arguments in TORCH_SUITES.items()
+    ]
+    suites[2:2] = [
+        Suite(f"torch-free half, Python {v}", p, ("tests/unit", "-m", "not build and not alone"))
+        for v, p in others.items()
+    ]
+    with ThreadPoolExecutor(2) as two:
+        entries = list(two.map(lambda suite: passed_or_run(suite, folder), suites))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    alone = [
+        Suite(f"time, Python {v}", p, ("tests/unit", "-m", "alone"))
+        for v, p in {version: own, **others}.items()
+    ]
+    return [*entries, *(passed_or_run(suite, folder) for suite in alone), *missing]
 
-    def torch_free() -> list[dict[str, Any]]:
-        found = [
-            run_suite(
-                f"torch-free half, Python {version}",
-                python,
-                ["tests/unit", "-m", "not build and not alone"],
-            )
-            for version, python in others.items()
-        ]
-        return [*found, run_suite("unit", sys.executable, ["tests/unit", "-m", "not alone"])]
 
-    with ThreadPoolExecutor(1) as beside:
-        running = beside.submit(torch_free)
-        rest = ["tests", "--ignore=tests/unit", "-m", "not alone"]
-        suites.append(run_suite("execution, models and conformance", sys.executable, rest))
-        suites += running.result()
-    own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    for version, python in {own: Path(sys.executable), **others}.items():
-        suites.append(run_suite(f"time, Python {version}", python, ["tests/unit", "-m", "alone"]))
-    return suites
+def now() -> datetime.datetime:
+    """This second."""
+    return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
 
 def installed_packages() -> dict[str, str]:
@@ -212,12 +259,14 @@ def run_all() -> int:
     subprocess.run(
         ["ci/run", "install", "lint", "types", "generated", "examples"], cwd=ROOT, check=True
     )
-    suites = run_suites()
-    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    packages = installed_packages()
+    key = hashlib.sha256((before + json.dumps(packages, sort_keys=True)).encode()).hexdigest()
+    suites = run_suites(PASSED / key[:16])
+    date = now()
     version = read_version(ROOT)
     record = {
         "schema": SCHEMA,
-        "date": now.isoformat(),
+        "date": date.isoformat(),
         "version": version,
         "sources": before,
         "machine": {
@@ -225,11 +274,11 @@ def run_all() -> int:
             "machine": platform.machine(),
             "cores": len(os.sched_getaffinity(0)),
         },
-        "packages": installed_packages(),
+        "packages": packages,
         "suites": suites,
         "outcome": "passed",
     }
-    name = f"{now.date().isoformat()}-{before[:8]}.json"
+    name = f"{date.date().isoformat()}-{before[:8]}.json"
     found = problems(record, name=name, versions=[version])
     if sources_hash(ROOT) != before:
         found.append("the sources changed while the tests ran")

@@ -203,6 +203,24 @@ def test_a_release_without_a_record_is_reported() -> None:
     assert full_tests.unrecorded_releases([RECORD], changelog) == ["0.1.1"]
 
 
+def test_the_full_tests_leave_no_folder_of_tests_out() -> None:
+    named = {arguments[0] for arguments in full_tests.TORCH_SUITES.values()}
+    folders = {
+        f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py"))
+    }
+    assert named - {full_tests.NATIVE} == folders
+    assert (ROOT / full_tests.NATIVE).is_file()
+
+
+def test_a_suite_that_passed_is_not_run_again_and_one_that_failed_is(tmp_path: Path) -> None:
+    test = tmp_path / "test_it.py"
+    suite = full_tests.Suite("it", Path(sys.executable), (str(test), "-p", "no:cacheprovider"))
+    kept = tmp_path / "kept"
+    for body, failed in (("assert False", 1), ("assert True", 0), ("assert False", 0)):
+        test.write_text(f"def test_it():\n    {body}\n", encoding="utf-8")
+        assert full_tests.passed_or_run(suite, kept)["failed"] == failed
+
+
 def test_every_release_in_the_changelog_has_a_record_of_the_full_tests() -> None:
     assert full_tests.unrecorded_releases(read_records().values(), CHANGELOG) == []
 
