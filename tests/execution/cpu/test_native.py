@@ -125,6 +125,7 @@ def test_kernels_for_arm_agree_where_arm_is_emulated(tmp_path: Path) -> None:
         check=True,
     )
     assert kind.stdout.strip() == "b7"  # EM_AARCH64
-    said = run([ARM_EMULATOR, str(compare), "0", "60"], 2400)
+    # An emulated run takes some twenty times as long as its like on this machine.
+    said = run([ARM_EMULATOR, str(compare), "0", "12"], 2400)
     assert " 0 failures" in said
     assert "neon" in said
