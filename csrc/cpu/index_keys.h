@@ -145,8 +145,9 @@ static inline void prefetch_key(const attnplat_cpu_index *x, const KeyPlace &key
                   : x->encoding == ATTNPLAT_INDEX_MXFP4 ? 64
                                                         : 128;
   for (int64_t n = 0; n < bytes; n += 64)
-    __builtin_prefetch(codes + n / kChunk * x->chunk_stride, 0, 2);
-  if (x->scale_at) __builtin_prefetch(key.page + x->scale_at[4 * key.slot], 0, 2);
+    prefetch_line(reinterpret_cast<const char *>(codes + n / kChunk * x->chunk_stride));
+  if (x->scale_at)
+    prefetch_line(reinterpret_cast<const char *>(key.page + x->scale_at[4 * key.slot]));
 }
 
 // Scores of keys that start at `first`, of which the row sees those before `seen`.

@@ -25,6 +25,7 @@ constexpr int64_t kTile = ATTNPLAT_AMX_TILE;
 constexpr int64_t kStep = 32;
 constexpr int64_t kPadRows = 32;
 // Each of these builds on those above it.
+#include "prefetch.h"
 #include "index_keys.h"
 #include "latent.h"
 #include "softmax.h"

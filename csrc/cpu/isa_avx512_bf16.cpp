@@ -22,6 +22,7 @@ constexpr int64_t kTile = 128;
 constexpr int64_t kStep = 32;
 constexpr int64_t kPadRows = 1;
 // Each of these builds on those above it.
+#include "prefetch.h"
 #include "index_keys.h"
 #include "latent.h"
 #include "softmax.h"

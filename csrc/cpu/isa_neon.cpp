@@ -15,6 +15,7 @@ constexpr int64_t kTile = 64;
 constexpr int64_t kStep = V::W;
 constexpr int64_t kPadRows = 1;
 // Each of these builds on those above it.
+#include "prefetch.h"
 #include "index_keys.h"
 #include "latent.h"
 #include "softmax.h"
