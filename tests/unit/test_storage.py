@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,12 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "cache", "models")
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """Files may grow to 4096 bytes in here: writing more fails as on a full disk."""
+    """Files may grow to 4096 bytes in here: writing more fails as on a full disk.
+
+    No fixture: pytest itself, whose output may be a file, reports while fixtures are in force.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -146,12 +150,13 @@ def test_a_failure_leaves_neither_an_entry_nor_rubbish(store: Store) -> None:
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_no_rubbish(
-    store: Store, small_files: None
+    store: Store,
 ) -> None:
     def fill(folder: Path) -> None:
         (folder / "weights").write_bytes(b"x" * 5000)
 
-    with pytest.raises(CacheDirectoryError, match="File too large; set ATTNPLAT_CACHE_DIR"):
+    wrong = "File too large; set ATTNPLAT_CACHE_DIR"
+    with small_files(), pytest.raises(CacheDirectoryError, match=wrong):
         store.find_or_make(KEY, fill)
     assert store.entries() == ()
 
@@ -212,13 +217,14 @@ def test_a_cache_that_cannot_be_written_is_told_of_once_and_done_without(
 
 
 def test_a_full_disk_is_told_of_once_and_done_without(
-    store: Store, small_files: None, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     big = "x" * 5000
     store.write(KEY, VALUE)
-    for _ in range(3):
-        assert store.read_or_make("big", lambda: big) == big
-        assert not store.keep(KEY, big)
+    with small_files():
+        for _ in range(3):
+            assert store.read_or_make("big", lambda: big) == big
+            assert not store.keep(KEY, big)
     assert len(notices(caplog)) == 1
     assert store.read(KEY) == VALUE, "what was there before is untouched"
     assert [e.key for e in store.entries()] == [KEY], "no rubbish is left"
