@@ -109,7 +109,8 @@ def _parser(named: str | None) -> argparse.ArgumentParser:
         "--attention-backend NAME.",
     )
     parser.add_argument("--version", action="version", version=f"attnplat {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    # Without `prog`, argparse would ask for the terminal's size through half of the library.
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=parser.prog)
     if named in COMMANDS:
         help_text = COMMANDS[named]
         command = commands.add_parser(named, help=help_text, description=help_text)
