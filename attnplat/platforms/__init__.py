@@ -18,6 +18,7 @@ from attnplat.config.env import Environment, read_env
 from attnplat.config.names import Operation
 from attnplat.config.run import RunContext
 from attnplat.errors import DeviceError, UnknownNameError
+from attnplat.notices import tell_once
 from attnplat.platforms import elsewhere
 from attnplat.platforms.detection import Detection
 from attnplat.platforms.device import DeviceInfo, PlatformName
@@ -75,7 +76,7 @@ def current_platform(index: int | None = None) -> Platform:
     """
     environment = read_env()
     for notice in environment.notices:
-        _tell_once(notice)
+        tell_once(notice)
     if environment.device is not None:
         return _platform_named(environment.device, environment, index)
     inventory = Inventory.installed(environment)
@@ -135,7 +136,7 @@ def detect(name: str, *, may_ask_torch: bool = False) -> tuple[DeviceInfo, ...]:
     asks = may_ask_torch and name in (PlatformName.CUDA, PlatformName.ROCM)
     found: Detection = module.detect(may_ask_torch=True) if asks else module.detect()
     for note in found.notes:
-        _tell_once(note)
+        tell_once(note)
     return found.devices
 
 
@@ -151,15 +152,8 @@ def _torch_drives(name: str, inventory: Inventory) -> bool:
         return True
     if not inventory.usable(feature):
         how = inventory.features[feature].how
-        _tell_once(f"a {name} device is here and is passed over: {how}, which cannot drive it")
+        tell_once(f"a {name} device is here and is passed over: {how}, which cannot drive it")
     return inventory.usable(feature)
-
-
-@cache
-def _tell_once(notice: str) -> None:
-    import logging  # only a notice needs it, and each start would pay for it
-
-    logging.getLogger("attnplat").warning("%s", notice)
 
 
 def simulate(name: str, arch: str) -> DeviceInfo:

@@ -12,6 +12,7 @@ from attnplat.config.attention import AttentionConfig
 from attnplat.config.layer import IndexerConfig, LayerConfig
 from attnplat.config.run import RunContext
 from attnplat.errors import ConfigError, NoBackendError, PackageError, SimulatedDeviceError
+from attnplat.notices import logger
 from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.inventory import Inventory
 from attnplat.platforms.selection import Selection, Tables, select
@@ -180,15 +181,13 @@ def load_first(selection: Selection) -> type[AttentionImpl] | type[IndexerImpl]:
 
     attnplat's own are there; a plugin's may turn out broken when its kernels are imported.
     """
-    import logging  # as in `log_choice`
-
     for rank, backend in enumerate(selection.accepted):
         try:
             loaded: type[AttentionImpl] | type[IndexerImpl] = backend.load()
         except PackageError as error:
             if selection.requested is not None or backend is selection.accepted[-1]:
                 raise
-            logging.getLogger("attnplat").warning("%s; it is passed over", error)
+            logger().warning("%s; it is passed over", error)
             continue
         log_choice(replace(selection, accepted=selection.accepted[rank:]))
         return loaded
@@ -209,9 +208,6 @@ def log_choice(selection: Selection) -> None:
         if selection.requested is not None
         else selection.row.because  # type: ignore[union-attr]
     )
-    import logging  # each start of a light command would pay for it
-
-    level = logging.WARNING if chosen.last_resort and not selection.requested else logging.INFO
-    logging.getLogger("attnplat").log(
-        level, "%s for %s: %s", chosen.name, selection.config.operation, because
-    )
+    told = logger()
+    tell = told.warning if chosen.last_resort and not selection.requested else told.info
+    tell("%s for %s: %s", chosen.name, selection.config.operation, because)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from attnplat.errors import AttnplatError, DeviceError, PackageError, UnknownNameError
+from attnplat.notices import tell_once
 from attnplat.platforms.detection import Detection
 from attnplat.platforms.device import DeviceInfo
 from attnplat.platforms.plugin_backend import failed
@@ -65,7 +65,7 @@ class PluginPlatform:
         """Its devices on this machine; what was odd is logged once."""
         found = self.detection()
         for note in found.notes:
-            _tell_once(note)
+            tell_once(note)
         return found.devices
 
     def simulated(self, arch: str) -> DeviceInfo:
@@ -110,10 +110,3 @@ class PluginPlatform:
             raise
         except BaseException as error:
             raise PackageError(failed(self.plugin.label, what, error)) from error
-
-
-@cache
-def _tell_once(notice: str) -> None:
-    import logging  # only a notice needs it
-
-    logging.getLogger("attnplat").warning("%s", notice)

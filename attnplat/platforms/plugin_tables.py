@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from attnplat.backends.backend import Backend
+from attnplat.notices import tell_once
 from attnplat.platforms.plugin_backend import PluginBackend, failed
 from attnplat.platforms.plugin_contents import REST
 from attnplat.platforms.selection import ByName, Preference, Ranked, Tables
@@ -143,17 +143,10 @@ def _guarded(predicate: Holds, label: str, what: str) -> Holds:
         try:
             return bool(predicate(config, world))
         except Exception as error:
-            _tell_once(failed(label, what, error))
+            tell_once(failed(label, what, error))
             return False
 
     return where_the_plugin_says
-
-
-@cache
-def _tell_once(notice: str) -> None:
-    import logging  # only a notice needs it
-
-    logging.getLogger("attnplat").warning("%s", notice)
 
 
 def _name(member: str | Ranked) -> str:

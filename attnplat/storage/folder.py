@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from attnplat.config.env import Environment
 from attnplat.errors import CacheDirectoryError
+from attnplat.notices import tell_once
 
 REMEDY = "set ATTNPLAT_CACHE_DIR to a folder that can be"
 
@@ -63,11 +63,4 @@ def unwritable(folder: Path, error: OSError) -> CacheDirectoryError:
 
 def tell_unkept(error: CacheDirectoryError) -> None:
     """Log, once for each folder and reason, that work goes on without keeping its result."""
-    _tell_once(f"{error}; until then, what would be kept there is made anew every time")
-
-
-@cache
-def _tell_once(notice: str) -> None:
-    import logging  # only a notice needs it, and each start would pay for it
-
-    logging.getLogger("attnplat").warning("%s", notice)
+    tell_once(f"{error}; until then, what would be kept there is made anew every time")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnplat.errors import CacheDirectoryError, UnknownNameError
+from attnplat.notices import logger
 from attnplat.storage.folder import tell_unkept, unwritable
 from attnplat.storage.kinds import KINDS
 from attnplat.storage.locks import Owner, locked
@@ -249,10 +250,8 @@ class Store:
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
         def waiting(owner: Owner | None) -> None:
-            import logging
-
             who, what = owner or "another process", "is making what is wanted from"
-            logging.getLogger("attnplat").warning("%s %s %s; waiting", who, what, self.folder)
+            logger().warning("%s %s %s; waiting", who, what, self.folder)
 
         # What is done under the lock has errors of its own, so it is entered by hand.
         held = locked(self._place(f"{key}.lock"), waiting)

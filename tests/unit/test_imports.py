@@ -49,6 +49,8 @@ FORMATS = tuple(
     f"attnplat.backends.formats{name}" for name in ("", ".elements", ".encodings", ".facts")
 )
 DECLARED = (*CONFIG, *DECLARATIONS, *FORMATS)
+# The logger.
+NOTICES = "attnplat.notices"
 # attnplat's own files, on disk.
 STORAGE = ("attnplat.storage", "attnplat.storage.*")
 # Of the portable backends: what is declared, which every platform reads, not how they run.
@@ -74,10 +76,10 @@ PLACEHOLDERS = {
 
 # The first row that names a module is its row; a module that no row names is a violation.
 LAYERS = (
-    Layer(("attnplat._version", "attnplat.errors"), ()),
+    Layer(("attnplat._version", "attnplat.errors", NOTICES), ()),
     Layer(("attnplat",), ("attnplat._version",)),
     Layer(("attnplat.config", "attnplat.config.*"), CONFIG),
-    Layer(STORAGE, (*CONFIG, *STORAGE)),
+    Layer(STORAGE, (*CONFIG, NOTICES, *STORAGE)),
     # Kernels are functions of tensors and ints: nothing of attnplat but their neighbours.
     *(
         Layer((kernels, f"{kernels}.*"), (kernels, f"{kernels}.*"), TOP)
@@ -106,8 +108,11 @@ LAYERS = (
         TOP,
     ),
     # The modules that know every platform, those that know none, then each platform.
-    Layer(GATHERING, (*DECLARED, *STORAGE, "attnplat.platforms", "attnplat.platforms.*")),
-    Layer(SHARED, ("attnplat._version", *DECLARED, *STORAGE, *SHARED, *PORTABLE)),
+    Layer(
+        GATHERING,
+        (*DECLARED, NOTICES, *STORAGE, "attnplat.platforms", "attnplat.platforms.*"),
+    ),
+    Layer(SHARED, ("attnplat._version", *DECLARED, NOTICES, *STORAGE, *SHARED, *PORTABLE)),
     Layer(
         ("attnplat.platforms.<own>", "attnplat.platforms.<own>.*"),
         (
