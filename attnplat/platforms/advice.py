@@ -20,8 +20,8 @@ from attnplat.platforms.nearest import (
     Change,
     decided,
     declared,
-    with_field,
-    with_wish,
+    field_variant,
+    wish_variant,
 )
 
 if TYPE_CHECKING:
@@ -142,29 +142,15 @@ def _own_choices(selection: Selection) -> Iterator[Change]:
     if word not in (None, "auto") and config.source_of("kv_cache_dtype") != "model":
         yield from _cache_dtype(selection)
     for name in sorted(wishes.set_fields() - _NEVER_ADVISED):
-        change = Change(
-            kind="wish",
-            subject=name,
-            got=getattr(wishes, name),
-            source=wishes.source_of(name),
-            backend="",
-        )
-        open_world = with_wish(selection.world, name, None)
-        gain = _gain(change, selection, decided(selection, None, open_world))
+        change, again = wish_variant(selection, name, None)
+        gain = _gain(change, selection, again)
         if gain is not None:
             yield gain
 
 
 def _field(selection: Selection, name: str, value: Any) -> Change | None:
-    change = Change(
-        kind="field",
-        subject=name,
-        got=getattr(selection.config, name),
-        value=value,
-        source=selection.config.source_of(name),
-        backend="",
-    )
-    return _gain(change, selection, decided(selection, *with_field(selection, name, value)))
+    change, again = field_variant(selection, name, value)
+    return _gain(change, selection, again)
 
 
 def _block_size(selection: Selection) -> Iterator[Change]:

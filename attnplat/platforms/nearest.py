@@ -184,27 +184,31 @@ def _accepted_changes(selection: Selection, dropped: bool) -> Iterator[Change]:
 def variants(selection: Selection) -> Iterator[tuple[Change, Selection | None]]:
     """Single changes that a refusal suggests, and what is decided with each."""
     for subject, value in _field_values(selection):
-        asked, world = with_field(selection, subject, value)
-        yield (
-            Change(
-                kind="field",
-                subject=subject,
-                got=getattr(selection.config, subject),
-                value=value,
-                source=selection.config.source_of(subject),
-                backend="",
-            ),
-            decided(selection, asked, world),
-        )
+        yield field_variant(selection, subject, value)
     for part in selection.parts.values():
         for subject, value in () if part.ok else _field_values(part):
             if subject in WISHES:
-                yield _wish_variant(selection, WISHES[subject], value)
+                yield wish_variant(selection, WISHES[subject], value)
     for name in sorted(selection.world.wishes.set_fields() - REQUESTS - MEANING):
-        yield _wish_variant(selection, name, None)
+        yield wish_variant(selection, name, None)
 
 
-def _wish_variant(selection: Selection, name: str, value: Any) -> tuple[Change, Selection | None]:
+def field_variant(selection: Selection, name: str, value: Any) -> tuple[Change, Selection | None]:
+    """The change of one field of the layer, and what is decided with it; None leaves it open."""
+    config = selection.config
+    change = Change(
+        kind="field",
+        subject=name,
+        got=getattr(config, name),
+        value=value,
+        source=config.source_of(name),
+        backend="",
+    )
+    return change, decided(selection, *_with_field(selection, name, value))
+
+
+def wish_variant(selection: Selection, name: str, value: Any) -> tuple[Change, Selection | None]:
+    """The change of one wish, and what is decided with it; None leaves it open."""
     wishes = selection.world.wishes
     change = Change(
         kind="wish",
@@ -214,7 +218,7 @@ def _wish_variant(selection: Selection, name: str, value: Any) -> tuple[Change, 
         source=wishes.source_of(name),
         backend="",
     )
-    return change, decided(selection, None, with_wish(selection.world, name, value))
+    return change, decided(selection, None, _with_wish(selection.world, name, value))
 
 
 def decided(
@@ -233,13 +237,13 @@ def unasked(world: World) -> World:
     return world.replace(wishes=wishes)
 
 
-def with_wish(world: World, name: str, value: Any) -> World:
+def _with_wish(world: World, name: str, value: Any) -> World:
     """`world` with one wish changed; None leaves it open."""
     made = getattr(AttentionConfig(), name) if value is None else value
     return world.replace(wishes=replace(world.wishes, **{name: made}))
 
 
-def with_field(selection: Selection, name: str, value: Any) -> tuple[LayerConfig, World]:
+def _with_field(selection: Selection, name: str, value: Any) -> tuple[LayerConfig, World]:
     """The layer as asked, and the world, with one field changed; None leaves it open."""
     asked, world = selection.asked.replace(**{name: value}), selection.world
     if name == "block_size" and value is None:
