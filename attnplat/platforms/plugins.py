@@ -115,12 +115,6 @@ def plugin_platforms() -> tuple[str, ...]:
     return tuple(n for p in installed_plugins() if p.problem is None for n in p.platforms)
 
 
-def plugin_of(platform: str) -> Plugin | None:
-    """The usable plugin that brings the platform of that name."""
-    used = (p for p in installed_plugins() if p.problem is None)
-    return next((p for p in used if platform in p.platforms), None)
-
-
 def owners() -> dict[str, str]:
     """Backend -> the platform it is for, of those that are not for every platform."""
     found: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -210,8 +210,3 @@ def raises(
     except Exception as error:
         raise Failed(f"{what} raises {type(error).__name__}: {error}") from error
     raise Failed(f"{what} raises nothing")
-
-
-def all_of(scenes: Sequence[Scene], how: Arrangement) -> list[Check]:
-    """`agrees` for each of several scenes."""
-    return [agrees(scene, how) for scene in scenes]
