@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnplat.backends.backend import Backend
 from attnplat.config import entry_points
-from attnplat.config.attention import AttentionConfig
 from attnplat.config.env import Environment, read_env
 from attnplat.config.names import Operation
+from attnplat.config.options import from_environment
 from attnplat.config.run import RunContext
 from attnplat.errors import DeviceError, UnknownNameError
 from attnplat.notices import tell_once
@@ -299,20 +299,18 @@ def _pick(platform: str, devices: tuple[DeviceInfo, ...], index: int | None) -> 
 def _bind(
     device: DeviceInfo, environment: Environment, inventory: Inventory | None = None
 ) -> Platform:
-    wishes, name = AttentionConfig(), str(device.platform)
+    name = str(device.platform)
     packages = inventory or Inventory.installed(environment)
     if _has_plugins():
         from attnplat.platforms.plugins import with_requirements
 
         packages = with_requirements(packages)
-    if environment.backend is not None:
-        wishes = AttentionConfig.from_dict({"backend": environment.backend}, source="environment")
     return Platform(
         device=device,
         inventory=packages,
         tables=tables_for(name),
         torch_type=None if name in PLATFORMS else _of_plugin(name).torch_type,
-        wishes=wishes,
+        wishes=from_environment(environment),
         run=RunContext(batch_invariant=environment.batch_invariant),
     )
 
