@@ -25,18 +25,16 @@ from attnplat.backends.interface import AttentionImpl
 from attnplat.backends.kv_cache import KVCache, KVCacheLayout, KVCacheSpec, Slots
 from attnplat.backends.plan import Call, Plan, Schedule
 from attnplat.backends.workspace import ALIGNMENT, Workspace
-from attnplat.config.env import read_env
 from attnplat.config.layer import LayerConfig
 from attnplat.config.names import Operation
-from attnplat.errors import ConfigError, PackageError, PlanMismatchError
+from attnplat.errors import ConfigError, PlanMismatchError
 from attnplat.platforms.cpu.impls.features import CPU_FEATURES
-from attnplat.platforms.cpu.kernels import library
+from attnplat.platforms.cpu.impls.opening import open_library, require_cpu
 from attnplat.platforms.cpu.kernels.library import (
     ABI,
     ENCODINGS,
     BlockError,
     KernelError,
-    Library,
     PlanStruct,
     Tasks,
     Tensors,
@@ -111,14 +109,13 @@ class CpuAttnImpl(AttentionImpl):
         isa: str | None = None,
     ) -> None:
         super().__init__(config, device, encoding)
-        if self.device.type != "cpu":
-            raise ConfigError(f"{self.name} runs on the CPU; the device is {self.device}")
+        require_cpu(self.name, self.device)
         if self.form.dtype.value not in ENCODINGS:
             raise ConfigError(
                 f"{self.name} computes in float32, bfloat16 and float16; the layer's dtype is "
                 f"{self.form.dtype.value}"
             )
-        self.library, self._isa = _load(isa)
+        self.library, self._isa = open_library(isa)
         self._base = self._plan_base()
         self._scales_at = self._scale_offsets()
         self._writer = Writer(self.library)
@@ -522,18 +519,6 @@ def _topk(
         )
     kept.append(_rows_in_one_piece(indices))
     return kept[-1].data_ptr(), kept[-1].stride(0), kept[-1].shape[1]
-
-
-def _load(isa: str | None) -> tuple[Library, int]:
-    try:
-        found = library.load()
-    except KernelError as error:
-        raise PackageError(str(error)) from error
-    wanted = isa or read_env().cpu_isa
-    try:
-        return found, found.isa_index(wanted)
-    except KernelError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _rows_in_one_piece(tensor: torch.Tensor) -> torch.Tensor:

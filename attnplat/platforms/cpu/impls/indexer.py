@@ -16,11 +16,10 @@ from attnplat.backends.formats.encodings import Encoding
 from attnplat.backends.formats.index_pages import offsets
 from attnplat.backends.index_cache import IndexCache, IndexCacheSpec
 from attnplat.backends.indexer import IndexerImpl
-from attnplat.config.env import read_env
 from attnplat.config.layer import IndexerConfig
-from attnplat.errors import ConfigError, PackageError, PlanMismatchError
+from attnplat.errors import ConfigError, PlanMismatchError
 from attnplat.platforms.cpu.impls.features import CPU_INDEXER_FEATURES
-from attnplat.platforms.cpu.kernels import library
+from attnplat.platforms.cpu.impls.opening import open_library, require_cpu
 from attnplat.platforms.cpu.kernels.indexing import (
     CHUNK,
     INDEX_ENCODINGS,
@@ -71,16 +70,8 @@ class CpuIndexerImpl(IndexerImpl):
         isa: str | None = None,
     ) -> None:
         super().__init__(config, device, encoding)
-        if self.device.type != "cpu":
-            raise ConfigError(f"{self.name} runs on the CPU; the device is {self.device}")
-        try:
-            self.library = library.load()
-        except KernelError as error:
-            raise PackageError(str(error)) from error
-        try:
-            self._isa = self.library.isa_index(isa or read_env().cpu_isa)
-        except KernelError as error:
-            raise ConfigError(str(error)) from error
+        require_cpu(self.name, self.device)
+        self.library, self._isa = open_library(isa)
         self._orders: dict[IndexCacheSpec, _PageOrder] = {}
 
     @property

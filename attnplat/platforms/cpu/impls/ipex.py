@@ -32,6 +32,7 @@ from attnplat.platforms.cpu.impls.ipex_facts import (
     PARTITION,
     is_pair,
 )
+from attnplat.platforms.cpu.impls.opening import require_cpu
 
 NAME = "intel-extension-for-pytorch"
 
@@ -85,8 +86,7 @@ class IpexImpl(AttentionImpl):
     ) -> None:
         super().__init__(config, device, encoding)
         form = self.form
-        if self.device.type != "cpu":
-            raise ConfigError(f"{self.name} runs on the CPU; the device is {self.device}")
+        require_cpu(self.name, self.device)
         kind = getattr(config, "attn_type", None)
         if kind != AttnType.DECODER or not form.mask.causal:
             raise ConfigError(f"{self.name} runs causal decoder layers; the layer is {kind}")

@@ -28,6 +28,7 @@ from attnplat.platforms.cpu.impls.features import (
     ZENTORCH_TORCH,
     ZENTORCH_VERSION,
 )
+from attnplat.platforms.cpu.impls.opening import require_cpu
 
 OPERATOR = (
     "zentorch::zentorch_sdpa(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
@@ -62,8 +63,7 @@ class ZentorchImpl(AttentionImpl):
         self, config: LayerConfig, device: torch.device | str, encoding: Encoding | str | None
     ) -> None:
         super().__init__(config, device, encoding)
-        if self.device.type != "cpu":
-            raise ConfigError(f"{self.name} runs on the CPU; the device is {self.device}")
+        require_cpu(self.name, self.device)
         kind = getattr(config, "attn_type", None)
         if kind not in (AttnType.ENCODER, AttnType.ENCODER_ONLY) or self.form.mask.causal:
             raise ConfigError(
