@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "kernels.h"
+#include "threads.h"
 
 namespace attnplat_cpu {
 namespace {
@@ -72,13 +73,9 @@ void work(Call &call) {
   call.kernels->leave();
 }
 
-struct Shares {
-  Call *call;
-};
-
 void share(int64_t begin, int64_t end, void *context) {
   // How many shares come in one piece does not matter: each goes on until no task is left.
-  if (begin < end) work(*static_cast<Shares *>(context)->call);
+  if (begin < end) work(*static_cast<Call *>(context));
 }
 
 }  // namespace
@@ -110,12 +107,7 @@ extern "C" int32_t attnplat_cpu_attend(const attnplat_cpu_plan *plan,
   for (int64_t n = 0; n < summary->num_folds; n++) call.done[n].store(0);
   if (workers > summary->num_tasks) workers = summary->num_tasks;
   if (workers > summary->most_workers) workers = summary->most_workers;
-  Shares shares{&call};
-  int32_t status = 0;
-  if (workers > 1 && parallel_for)
-    status = parallel_for(0, workers, 1, share, &shares);
-  else
-    work(call);
+  int32_t status = spread(share, &call, workers, parallel_for);
   delete[] many_folds;
-  return status ? ATTNPLAT_NO_MEMORY : call.status.load();
+  return status ? status : call.status.load();
 }

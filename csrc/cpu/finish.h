@@ -126,6 +126,31 @@ static inline void write_piece(const Work &w) {
     write_row(w, r, w.most[r], V::hsum(V::load(w.sum + r * V::W)), w.values + r * w.v_pad);
 }
 
+// Calls sweep(begin, end), which attends to the keys of a piece, for each piece of the task's keys,
+// and takes what it found to where it belongs. `settle()` is called once the values of a piece are
+// complete; false when it is to be computed again.
+template <class Sweep, class Settle>
+static inline void sweep_pieces(Work &w, Sweep sweep, Settle settle) {
+  const Task *task = w.task;
+  int64_t slot = task->slot;
+  for (int64_t at = task->begin; at < task->end || at == task->begin;) {
+    int64_t end = lesser((at / task->piece_keys + 1) * task->piece_keys, task->end);
+    do {
+      begin_rows(w);
+      sweep(at, end);
+    } while (!settle());
+    if (w.folds)
+      fold_piece(w);
+    else if (task->parts > 1)
+      store_piece(w, slot++);
+    else
+      write_piece(w);
+    if (end <= at) break;  // no key at all
+    at = end;
+  }
+  if (w.folds) store_folded(w);
+}
+
 // Folds a result's partials, first to last.
 static void fold_partials(const attnplat_cpu_plan *plan, const attnplat_cpu_tensors *tensors,
                           const Task *task, void *scratch) {

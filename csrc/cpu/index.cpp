@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "kernels.h"
+#include "threads.h"
 #include "topk.h"
 
 namespace attnplat_cpu {
@@ -14,9 +15,6 @@ namespace {
 
 // Keys of one task; each score is a result of its own, so that the cut changes no bits.
 constexpr int64_t kIndexTaskKeys = 2048;
-
-// Multiplications, about, that take as long as waking a thread.
-constexpr int64_t kWorkOfOne = int64_t(1) << 18;
 
 // Scores that are kept at once while the best are chosen, 64 MiB, but at least a row's.
 constexpr int64_t kKeptScores = int64_t(16) << 20;
@@ -122,16 +120,14 @@ void score(int64_t begin, int64_t end, void *context) {
   call.kernels->leave();
 }
 
-int32_t run(Call &call, int64_t items, int64_t work, int64_t workers,
+// The items of a call, a Call or Choosing, on as many threads as are worth waking.
+template <class Items>
+int32_t run(Items &call, int64_t items, int64_t work, int64_t workers,
             attnplat_cpu_parallel_for parallel_for, attnplat_cpu_body body) {
   call.next.store(0);
   workers = std::min({workers, items, 1 + work / kWorkOfOne});
-  int32_t status = 0;
-  if (workers > 1 && parallel_for)
-    status = parallel_for(0, workers, 1, body, &call);
-  else
-    body(0, 1, &call);
-  return status ? int32_t(ATTNPLAT_NO_MEMORY) : call.status.load();
+  int32_t status = spread(body, &call, workers, parallel_for);
+  return status ? status : call.status.load();
 }
 
 int32_t score_all(Call &call, const std::vector<IndexTask> &tasks, int64_t workers,
@@ -270,11 +266,5 @@ extern "C" int32_t attnplat_cpu_choose(const float *logits, int64_t rows, int64_
   c.stride = stride;
   c.chosen = chosen;
   c.topk = topk;
-  workers = std::min({workers, rows, 1 + rows * columns * 4 / kWorkOfOne});
-  int32_t status = 0;
-  if (workers > 1 && parallel_for)
-    status = parallel_for(0, workers, 1, choose_some, &c);
-  else
-    choose_some(0, 1, &c);
-  return status ? int32_t(ATTNPLAT_NO_MEMORY) : c.status.load();
+  return run(c, rows, rows * columns * 4, workers, parallel_for, choose_some);
 }

@@ -42,28 +42,17 @@ static inline void open_listed(Work &w, int64_t first, int64_t count) {
   locate_listed(w, first, count);
 }
 
-// As attend_pieces.
+// As attend_pieces, over the entries of the list.
 template <class Attend, class Settle>
 static inline void attend_listed(Work &w, Attend attend, Settle settle) {
-  const Task *task = w.task;
-  int64_t slot = task->slot;
-  for (int64_t at = task->begin; at < task->end || at == task->begin;) {
-    int64_t end = lesser((at / task->piece_keys + 1) * task->piece_keys, task->end);
-    do {
-      begin_rows(w);
-      for (int64_t first = at; first < lesser(end, w.listed); first += w.tile_keys) {
-        open_listed(w, first, lesser(lesser(end, w.listed) - first, w.tile_keys));
-        attend();
-      }
-    } while (!settle());
-    if (w.folds)
-      fold_piece(w);
-    else if (task->parts > 1)
-      store_piece(w, slot++);
-    else
-      write_piece(w);
-    if (end <= at) break;  // no key at all
-    at = end;
-  }
-  if (w.folds) store_folded(w);
+  sweep_pieces(
+      w,
+      [&](int64_t begin, int64_t end) {
+        end = lesser(end, w.listed);
+        for (int64_t first = begin; first < end; first += w.tile_keys) {
+          open_listed(w, first, lesser(end - first, w.tile_keys));
+          attend();
+        }
+      },
+      settle);
 }

@@ -6,6 +6,7 @@
 
 #include "isa.h"
 #include "kernels.h"
+#include "threads.h"
 
 namespace attnplat_cpu {
 namespace {
@@ -14,9 +15,6 @@ namespace {
 // A request's keys come in pieces, so that about so many tasks can make up the request: enough
 // for the cores of a large machine, too few for the folding to cost anything.
 constexpr int64_t kWantedTasks = 64;
-
-// Multiplications, about, that take as long as waking a thread.
-constexpr int64_t kWorkOfOne = int64_t(1) << 18;
 
 // Values of one partial from which it takes about as long to write and read as its keys, so that
 // pieces are longer.
