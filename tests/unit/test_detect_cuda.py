@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from attnplat.errors import UnknownNameError
 from attnplat.platforms.cuda import arch, detect, nvml, nvml_library
 from attnplat.platforms.cuda.nvml import MigInstance, NvmlDevice, NvmlReading
 from attnplat.platforms.detection import TorchDevice, TorchReading
+from tests.unit.given_machines import NvidiaMachine
 
 GIB = 2**30
 H200 = NvmlDevice("GPU-3a11f0c2-6a2b-7d0e-9e2f-0b5d7c9a1e44", "NVIDIA H200", (9, 0), 150754820096)
@@ -38,42 +39,11 @@ A100 = NvmlDevice(
 )
 
 
-@dataclass
-class Recorded:
-    """The system accesses of a machine whose answers were written down."""
-
-    reading: NvmlReading = field(default_factory=NvmlReading)
-    environment: DriverEnvironment = field(default_factory=DriverEnvironment)
-    files: tuple[str, ...] = ()
-    release: str | None = None
-    compatible: str | None = None
-    mem: str | None = None
-    told: TorchReading = field(default_factory=TorchReading)
-    torch_calls: int = 0
-
-    def nvml(self) -> NvmlReading:
-        return self.reading
-
-    def driver_files(self) -> tuple[str, ...]:
-        return self.files
-
-    def tegra_release(self) -> str | None:
-        return self.release
-
-    def device_tree_compatible(self) -> str | None:
-        return self.compatible
-
-    def meminfo(self) -> str | None:
-        return self.mem
-
-    def torch(self) -> TorchReading:
-        self.torch_calls += 1
-        return self.told
-
-
-def machine(*devices: NvmlDevice, visible: str | None = None, order: str | None = None) -> Recorded:
+def machine(
+    *devices: NvmlDevice, visible: str | None = None, order: str | None = None
+) -> NvidiaMachine:
     environment = DriverEnvironment(cuda_visible_devices=visible, cuda_device_order=order)
-    return Recorded(NvmlReading(devices), environment)
+    return NvidiaMachine(NvmlReading(devices), environment)
 
 
 def test_devices_carry_what_nvml_says() -> None:
@@ -419,7 +389,7 @@ def test_a_lost_device_leaves_the_others_and_is_named() -> None:
     reading = nvml.read_nvml(Module(count=3, lost=frozenset({1})))
     assert [d.uuid for d in reading.devices] == ["GPU-0", "GPU-2"]
     assert reading.notes == ("NVIDIA device 1 cannot be used (RuntimeError: GPU is lost)",)
-    assert detect.detect(Recorded(reading)).notes == reading.notes
+    assert detect.detect(NvidiaMachine(reading)).notes == reading.notes
     failed = nvml.read_nvml(Module(count=1, lost=frozenset({0})))
     assert failed.devices == ()
     assert failed.failure is not None
@@ -546,14 +516,14 @@ def test_bindings_that_find_the_library_elsewhere_are_used(
 
 
 def test_without_driver_and_nvml_there_is_nothing_to_tell() -> None:
-    probes = Recorded(NvmlReading(failure="NVML cannot be loaded"))
+    probes = NvidiaMachine(NvmlReading(failure="NVML cannot be loaded"))
     assert detect.detect(probes, may_ask_torch=True) == ((), ())
     assert probes.torch_calls == 0
 
 
 def test_a_driver_without_nvml_is_noted_and_torch_asked_only_when_allowed() -> None:
     told = TorchReading("cuda", (TorchDevice("NVIDIA H200", (9, 0), 150 * GIB),))
-    probes = Recorded(NvmlReading(failure="no bindings"), files=("/dev/nvidiactl",), told=told)
+    probes = NvidiaMachine(NvmlReading(failure="no bindings"), files=("/dev/nvidiactl",), told=told)
     found = detect.detect(probes)
     assert found.devices == ()
     assert "no bindings" in found.notes[0]
@@ -565,7 +535,7 @@ def test_a_driver_without_nvml_is_noted_and_torch_asked_only_when_allowed() -> N
 
 def test_a_container_that_shows_only_its_hosts_driver_has_no_device_and_starts_nothing() -> None:
     files = ("/proc/driver/nvidia/version",)
-    probes = Recorded(NvmlReading(failure="NVML cannot be loaded"), files=files)
+    probes = NvidiaMachine(NvmlReading(failure="NVML cannot be loaded"), files=files)
     found = detect.detect(probes, may_ask_torch=True)
     assert (found.devices, probes.torch_calls) == ((), 0)
     assert "not in this container" in found.notes[0]
@@ -586,7 +556,7 @@ def test_a_container_that_shows_only_its_hosts_driver_has_no_device_and_starts_n
 def test_where_nvml_gives_nothing_torch_does_and_both_are_told(module: Module) -> None:
     reading = nvml.read_nvml(module)
     told = TorchReading("cuda", (TorchDevice("NVIDIA H200", (9, 0), 150 * GIB),))
-    probes = Recorded(reading, files=("/dev/nvidiactl",), told=told)
+    probes = NvidiaMachine(reading, files=("/dev/nvidiactl",), told=told)
     (device,) = detect.detect(probes, may_ask_torch=True).devices
     assert device.arch == "sm90"
     assert (reading.failure or "NVML reports no device") in device.notes[0]
@@ -594,7 +564,7 @@ def test_where_nvml_gives_nothing_torch_does_and_both_are_told(module: Module) -
 
 def test_torch_and_nvml_that_disagree_are_recorded() -> None:
     told = TorchReading("cuda", (TorchDevice("NVIDIA L4", (8, 9), 24 * GIB),))
-    probes = Recorded(NvmlReading(), files=("/dev/nvidiactl",), told=told)
+    probes = NvidiaMachine(NvmlReading(), files=("/dev/nvidiactl",), told=told)
     (device,) = detect.detect(probes, may_ask_torch=True).devices
     assert "NVML reports no device" in device.notes[0]
     probes.told = TorchReading("rocm", (TorchDevice("MI300X", (9, 4), 192 * GIB, "gfx942"),))
@@ -618,10 +588,10 @@ def test_torch_and_nvml_that_disagree_are_recorded() -> None:
 def test_a_jetson_without_nvml_is_known_by_its_files(
     release: str, compatible: str | None, name: str
 ) -> None:
-    (device,) = detect.detect_devices(Recorded(release=release, compatible=compatible))
+    (device,) = detect.detect_devices(NvidiaMachine(release=release, compatible=compatible))
     assert (device.platform, device.arch) == ("cuda", name)
     assert "integrated" in device.traits
-    hidden = Recorded(
+    hidden = NvidiaMachine(
         environment=DriverEnvironment(cuda_visible_devices=""),
         release=release,
         compatible=compatible,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from attnplat.errors import UnknownNameError
 from attnplat.platforms.detection import TorchDevice, TorchReading
 from attnplat.platforms.rocm import arch, detect
 from attnplat.platforms.rocm.detect import KfdNode
+from tests.unit.given_machines import AmdMachine
 
 DATA = Path(__file__).parents[1] / "data" / "detect" / "kfd"
 
@@ -19,31 +19,6 @@ DATA = Path(__file__).parents[1] / "data" / "detect" / "kfd"
 def node(number: int, name: str, *banks: str, product: str | None = None) -> KfdNode:
     texts = tuple((DATA / f"bank_{bank}.txt").read_text() for bank in banks)
     return KfdNode(number, (DATA / f"{name}.txt").read_text(), texts, product)
-
-
-@dataclass
-class Recorded:
-    """The system accesses of a machine whose answers were written down."""
-
-    nodes: tuple[KfdNode, ...] = ()
-    environment: DriverEnvironment = field(default_factory=DriverEnvironment)
-    opens: bool = True
-    wsl: bool = False
-    told: TorchReading = field(default_factory=TorchReading)
-    torch_calls: int = 0
-
-    def kfd_nodes(self) -> tuple[KfdNode, ...]:
-        return self.nodes
-
-    def kfd_opens(self) -> bool:
-        return self.opens
-
-    def wsl_device(self) -> bool:
-        return self.wsl
-
-    def torch(self) -> TorchReading:
-        self.torch_calls += 1
-        return self.told
 
 
 FOUR = (
@@ -80,7 +55,7 @@ def test_the_target_version_is_decoded(version: int, name: str | None) -> None:
 
 
 def test_processors_are_skipped_and_devices_counted_in_node_order() -> None:
-    devices = detect.detect_devices(Recorded(FOUR))
+    devices = detect.detect_devices(AmdMachine(FOUR))
     assert [(d.index, d.arch) for d in devices] == [
         (0, "gfx942"),
         (1, "gfx942"),
@@ -91,9 +66,9 @@ def test_processors_are_skipped_and_devices_counted_in_node_order() -> None:
 
 
 def test_memory_counts_the_devices_own_banks_and_the_name_comes_from_the_board() -> None:
-    device = detect.detect_devices(Recorded(FOUR))[1]
+    device = detect.detect_devices(AmdMachine(FOUR))[1]
     assert (device.name, device.memory_bytes) == ("AMD Instinct MI325X", 206142726144)
-    assert detect.detect_devices(Recorded(FOUR))[0].memory_bytes is None
+    assert detect.detect_devices(AmdMachine(FOUR))[0].memory_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +171,7 @@ def test_lists_of_visible_devices_are_obeyed_in_order(
     environment = DriverEnvironment(
         rocr_visible_devices=rocr, hip_visible_devices=hip, cuda_visible_devices=cuda
     )
-    devices = detect.detect_devices(Recorded(FOUR, environment))
+    devices = detect.detect_devices(AmdMachine(FOUR, environment))
     assert [d.arch for d in devices] == archs
     assert [d.index for d in devices] == list(range(len(archs)))
 
@@ -227,7 +202,7 @@ def test_lists_that_lose_devices_by_mistake_are_noted(
     twin = KfdNode(
         5, (FOUR[3].properties or "").replace(str(0x123456789ABCDEF0), str(0x1FFFFFFFFFFFFFFF))
     )
-    notes = detect.detect(Recorded((*FOUR, twin), environment)).notes
+    notes = detect.detect(AmdMachine((*FOUR, twin), environment)).notes
     assert len(notes) == (told is not None)
     assert all((told or "") in note for note in notes)
 
@@ -244,7 +219,7 @@ def test_a_device_that_passes_for_one_of_another_family_gets_what_both_have(
     name: str, override: str, keeps: set[str], loses: set[str]
 ) -> None:
     environment = DriverEnvironment(hsa_override_gfx_version=override)
-    (device,) = detect.detect_devices(Recorded((node(1, name),), environment))
+    (device,) = detect.detect_devices(AmdMachine((node(1, name),), environment))
     assert keeps <= device.traits
     assert not loses & device.traits
     assert "HSA_OVERRIDE_GFX_VERSION" in device.notes[-1]
@@ -257,13 +232,13 @@ def test_an_amd_device_of_no_known_kind_is_passed_over_and_told(version: int) ->
         .read_text()
         .replace("gfx_target_version 90402", f"gfx_target_version {version}")
     )
-    found = detect.detect(Recorded((node(0, "processor"), KfdNode(1, text), node(2, "mi355x"))))
+    found = detect.detect(AmdMachine((node(0, "processor"), KfdNode(1, text), node(2, "mi355x"))))
     assert [d.arch for d in found.devices] == ["gfx950"]
     assert found.notes == (
         f"KFD node 1 is an AMD device with gfx_target_version {version}, "
         "no architecture from gfx900 on; it is passed over",
     )
-    alone = detect.detect(Recorded((KfdNode(1, text),)))
+    alone = detect.detect(AmdMachine((KfdNode(1, text),)))
     assert (alone.devices, len(alone.notes)) == ((), 1)
 
 
@@ -276,41 +251,41 @@ def test_older_parts_with_the_numbers_of_cdna_are_not_taken_for_it(name: str) ->
 
 def test_an_override_of_the_version_is_told() -> None:
     environment = DriverEnvironment(hsa_override_gfx_version="11.0.0")
-    (device,) = detect.detect_devices(Recorded((node(1, "strix_halo"),), environment))
+    (device,) = detect.detect_devices(AmdMachine((node(1, "strix_halo"),), environment))
     assert device.arch == "gfx1100"
     assert "gfx1151" in device.notes[0]
     nonsense = DriverEnvironment(hsa_override_gfx_version="eleven")
-    (device,) = detect.detect_devices(Recorded((node(1, "strix_halo"),), nonsense))
+    (device,) = detect.detect_devices(AmdMachine((node(1, "strix_halo"),), nonsense))
     assert (device.arch, device.notes) == ("gfx1151", ())
 
 
 def test_a_device_that_cannot_be_opened_is_not_offered() -> None:
-    found = detect.detect(Recorded(FOUR, opens=False))
+    found = detect.detect(AmdMachine(FOUR, opens=False))
     assert found.devices == ()
     assert "render" in found.notes[0]
 
 
 def test_nodes_that_may_not_be_read_are_named_only_where_nothing_else_is_found() -> None:
     closed = (node(0, "processor"), KfdNode(1, None))
-    assert detect.detect(Recorded(closed)).notes == ("KFD nodes 1 may not be read",)
-    assert detect.detect(Recorded((*closed, node(2, "mi300x")))).notes == ()
+    assert detect.detect(AmdMachine(closed)).notes == ("KFD nodes 1 may not be read",)
+    assert detect.detect(AmdMachine((*closed, node(2, "mi300x")))).notes == ()
 
 
 @pytest.mark.parametrize(
     "text", ["", "gfx_target_version", "simd_count x\n", "\0\0", "simd_count 0"]
 )
 def test_a_broken_properties_file_is_no_device(text: str) -> None:
-    assert detect.detect(Recorded((KfdNode(1, text),))) == ((), ())
+    assert detect.detect(AmdMachine((KfdNode(1, text),))) == ((), ())
 
 
 def test_another_vendors_node_is_no_device() -> None:
     text = (DATA / "mi300x.txt").read_text().replace("vendor_id 4098", "vendor_id 4318")
-    assert detect.detect_devices(Recorded((KfdNode(1, text),))) == ()
+    assert detect.detect_devices(AmdMachine((KfdNode(1, text),))) == ()
 
 
 def test_torch_is_asked_only_under_wsl_and_only_when_allowed() -> None:
     told = TorchReading("rocm", (TorchDevice("RX 7900", (11, 0), 25753026560, "gfx1100:x-"),))
-    probes = Recorded(wsl=True, told=told)
+    probes = AmdMachine(wsl=True, told=told)
     assert detect.detect(probes).devices == ()
     assert "torch was not asked" in detect.detect(probes).notes[0]
     assert probes.torch_calls == 0
@@ -324,7 +299,7 @@ def test_torch_is_asked_only_under_wsl_and_only_when_allowed() -> None:
     assert "exit code 1" in detect.detect(probes, may_ask_torch=True).notes[0]
     probes.told = TorchReading("cuda", (TorchDevice("NVIDIA L4", (8, 9), 1),))
     assert detect.detect(probes, may_ask_torch=True).devices == ()
-    assert detect.detect(Recorded(), may_ask_torch=True) == ((), ())
+    assert detect.detect(AmdMachine(), may_ask_torch=True) == ((), ())
 
 
 def test_the_topology_is_read_from_its_folders(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,14 @@ from attnplat import MhaConfig, platform_for
 from attnplat.cli import doctor
 from attnplat.cli.examination import Trial, examine
 from attnplat.cli.findings import findings
-from attnplat.config.env import CPU_ISAS, ENV_VARS, REPLACED_VARS, read_driver_env, read_env
+from attnplat.config.env import (
+    CPU_ISAS,
+    ENV_VARS,
+    REPLACED_VARS,
+    DriverEnvironment,
+    read_driver_env,
+    read_env,
+)
 from attnplat.errors import AttnplatError, ConfigError
 from attnplat.platforms.cpu import detect as cpu
 from attnplat.platforms.cpu.cgroup import read_limits
@@ -36,6 +43,7 @@ from attnplat.platforms.probing import Probe, judge
 from attnplat.platforms.processes import Ending, PythonRun
 from attnplat.platforms.rocm import detect as rocm
 from attnplat.platforms.rocm.visible import visible_to_hip, visible_to_rocr
+from tests.unit.given_machines import AmdMachine, NvidiaMachine
 from tests.unit.recorded_machines import DATA, NAMES, Recorded, recorded
 
 SCHEMA = json.loads((Path(attnplat.cli.__file__).parent / "doctor_schema.json").read_text())
@@ -194,46 +202,14 @@ def check_nvml(data: st.DataObject) -> None:
         assert device.capability is None or min(device.capability) >= 0
     check_found(
         cuda.detect(
-            NvidiaMachine(reading, data.draw(st.none() | device_list)),
+            NvidiaMachine(reading, listing(data.draw(st.none() | device_list))),
             may_ask_torch=data.draw(st.booleans()),
         ).devices
     )
 
 
-@dataclass
-class NvidiaMachine:
-    """NVIDIA's detector's accesses to a machine that says what it likes."""
-
-    reading: NvmlReading
-    visible: str | None = None
-    files: tuple[str, ...] = ()
-    release: str | None = None
-    compatible: str | None = None
-    memory: str | None = None
-    torchs: str | None = None
-
-    @property
-    def environment(self) -> Any:
-        listed = {} if self.visible is None else {"CUDA_VISIBLE_DEVICES": self.visible}
-        return read_driver_env(listed)
-
-    def nvml(self) -> NvmlReading:
-        return self.reading
-
-    def driver_files(self) -> tuple[str, ...]:
-        return self.files
-
-    def tegra_release(self) -> str | None:
-        return self.release
-
-    def device_tree_compatible(self) -> str | None:
-        return self.compatible
-
-    def meminfo(self) -> str | None:
-        return self.memory
-
-    def torch(self) -> Any:
-        return parse_torch_answer(self.torchs)
+def listing(visible: str | None) -> DriverEnvironment:
+    return read_driver_env({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
 
 
 def check_found(devices: tuple[DeviceInfo, ...]) -> None:
@@ -243,49 +219,26 @@ def check_found(devices: tuple[DeviceInfo, ...]) -> None:
         Draft202012Validator(device_schema).validate(device.to_dict())
 
 
+def torchs_answers(usual: object) -> st.SearchStrategy[str | None]:
+    return st.one_of(st.none(), json_values.map(json.dumps), st.just(json.dumps(usual)))
+
+
 def check_jetson_and_wsl(data: st.DataObject) -> None:
     release = st.one_of(st.just("# R36 (release), REVISION: 4.3").flatmap(damaged), anything)
     answer = {"vendor": "cuda", "devices": [["x", [9, 0], 1, None]]}
     probes = NvidiaMachine(
         NvmlReading(failure=data.draw(st.none() | anything)),
-        data.draw(st.none() | device_list),
+        listing(data.draw(st.none() | device_list)),
         data.draw(st.sampled_from([(), ("/dev/nvidiactl",), (cuda.HOST_DRIVER,)])),
         data.draw(st.none() | release),
         data.draw(st.one_of(st.none(), anything, st.just("nvidia,tegra234\0"))),
         data.draw(st.none() | st.one_of(anything, st.just("MemTotal: 1 kB"))),
-        data.draw(st.one_of(st.none(), json_values.map(json.dumps), st.just(json.dumps(answer)))),
+        parse_torch_answer(data.draw(torchs_answers(answer))),
     )
     found = cuda.detect(probes, may_ask_torch=data.draw(st.booleans()))
     check_found(found.devices)
     assert all(found.notes)
     disagreements("cuda", found.devices, probes.torch())
-
-
-@dataclass
-class AmdMachine:
-    """AMD's detector's accesses to a machine that says what it likes."""
-
-    nodes: tuple[rocm.KfdNode, ...]
-    environ: Mapping[str, str]
-    opens: bool
-    wsl: bool
-    torchs: str | None
-
-    @property
-    def environment(self) -> Any:
-        return read_driver_env(self.environ)
-
-    def kfd_nodes(self) -> tuple[rocm.KfdNode, ...]:
-        return self.nodes
-
-    def kfd_opens(self) -> bool:
-        return self.opens
-
-    def wsl_device(self) -> bool:
-        return self.wsl
-
-    def torch(self) -> Any:
-        return parse_torch_answer(self.torchs)
 
 
 def check_kfd(data: st.DataObject) -> None:
@@ -307,10 +260,10 @@ def check_kfd(data: st.DataObject) -> None:
     answer = {"vendor": "rocm", "devices": [["x", [11, 0], 1, "gfx1100"], ["y", [9, 4], 1, "?"]]}
     probes = AmdMachine(
         tuple(data.draw(st.lists(node, max_size=4))),
-        data.draw(st.fixed_dictionaries({}, optional=named)),
+        read_driver_env(data.draw(st.fixed_dictionaries({}, optional=named))),
         data.draw(st.booleans()),
         data.draw(st.booleans()),
-        data.draw(st.one_of(st.none(), json_values.map(json.dumps), st.just(json.dumps(answer)))),
+        parse_torch_answer(data.draw(torchs_answers(answer))),
     )
     found = rocm.detect(probes, may_ask_torch=data.draw(st.booleans()))
     for device in found.devices:
