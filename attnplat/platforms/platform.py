@@ -181,17 +181,16 @@ def load_first(selection: Selection) -> type[AttentionImpl] | type[IndexerImpl]:
 
     attnplat's own are there; a plugin's may turn out broken when its kernels are imported.
     """
-    for rank, backend in enumerate(selection.accepted):
-        try:
-            loaded: type[AttentionImpl] | type[IndexerImpl] = backend.load()
-        except PackageError as error:
-            if selection.requested is not None or backend is selection.accepted[-1]:
-                raise
-            logger().warning("%s; it is passed over", error)
-            continue
-        log_choice(replace(selection, accepted=selection.accepted[rank:]))
-        return loaded
-    raise NoBackendError(selection)
+    first, *others = selection.accepted
+    try:
+        loaded: type[AttentionImpl] | type[IndexerImpl] = first.load()
+    except PackageError as error:
+        if selection.requested is not None or not others:
+            raise
+        logger().warning("%s; it is passed over", error)
+        return load_first(replace(selection, accepted=tuple(others)))
+    log_choice(selection)
+    return loaded
 
 
 def _check_type(name: str, value: Any, wanted: type[Any]) -> None:
