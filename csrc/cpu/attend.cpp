@@ -16,7 +16,8 @@ struct Call {
   const attnplat_cpu_plan *plan;
   const attnplat_cpu_tensors *tensors;
   const Task *tasks;
-  const attnplat_cpu_summary *summary;
+  int64_t num_tasks;
+  int64_t scratch_bytes;
   const Kernels *kernels;
   std::atomic<int64_t> next{0};
   std::atomic<int32_t> status{ATTNPLAT_OK};
@@ -55,14 +56,14 @@ thread_local Kept kept;
 // One thread's share: tasks by number, until none is left.
 void work(Call &call) {
   int64_t n = call.next.fetch_add(1, std::memory_order_relaxed);
-  if (n >= call.summary->num_tasks) return;
-  void *scratch = kept.room(call.summary->scratch_bytes);
+  if (n >= call.num_tasks) return;
+  void *scratch = kept.room(call.scratch_bytes);
   if (!scratch) {
     call.status.store(ATTNPLAT_NO_MEMORY, std::memory_order_relaxed);
     return;
   }
   call.kernels->enter();
-  for (; n < call.summary->num_tasks; n = call.next.fetch_add(1, std::memory_order_relaxed)) {
+  for (; n < call.num_tasks; n = call.next.fetch_add(1, std::memory_order_relaxed)) {
     const Task *task = call.tasks + n;
     call.kernels->attend(call.plan, call.tensors, task, scratch);
     // Whoever ends last folds a result's parts, in the order of the keys.
@@ -94,7 +95,8 @@ extern "C" int32_t attnplat_cpu_attend(const attnplat_cpu_plan *plan,
   call.plan = plan;
   call.tensors = tensors;
   call.tasks = static_cast<const Task *>(tasks);
-  call.summary = summary;
+  call.num_tasks = summary->num_tasks;
+  call.scratch_bytes = summary->scratch_bytes;
   call.kernels = isa_kernels(plan->isa);
   if (!call.kernels) return ATTNPLAT_UNKNOWN_ISA;
   std::atomic<int32_t> few_folds[64];
@@ -105,8 +107,12 @@ extern "C" int32_t attnplat_cpu_attend(const attnplat_cpu_plan *plan,
     if (!many_folds) return ATTNPLAT_NO_MEMORY;
   }
   for (int64_t n = 0; n < summary->num_folds; n++) call.done[n].store(0);
-  if (workers > summary->num_tasks) workers = summary->num_tasks;
   if (workers > summary->most_workers) workers = summary->most_workers;
+  if (workers <= summary->whole_workers) {
+    call.tasks += summary->num_tasks;
+    call.num_tasks = summary->num_whole;
+  }
+  if (workers > call.num_tasks) workers = call.num_tasks;
   int32_t status = spread(share, &call, workers, parallel_for);
   delete[] many_folds;
   return status ? status : call.status.load();

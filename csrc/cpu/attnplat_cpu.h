@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define ATTNPLAT_CPU_ABI 2u
+#define ATTNPLAT_CPU_ABI 3u
 
 #define ATTNPLAT_CPU_EXPORT __attribute__((visibility("default")))
 
@@ -90,6 +90,8 @@ typedef struct attnplat_cpu_plan {
 /* What a schedule came to. */
 typedef struct attnplat_cpu_summary {
   int64_t num_tasks;
+  int64_t num_whole;      /* the same work in tasks that make results alone; behind the others */
+  int64_t whole_workers;  /* threads among which these are still shared out well */
   int64_t num_folds;      /* results that several tasks make together */
   int64_t partial_floats; /* room for what those tasks found */
   int64_t scratch_bytes;  /* that each thread takes while it runs */

@@ -23,6 +23,9 @@ constexpr int64_t kWantedTasks = 64;
 #endif
 constexpr int64_t kManyValues = ATTNPLAT_MANY_VALUES;
 
+// So many tasks as long as the longest keep a thread from waiting long for another at the end.
+constexpr int64_t kWholePerWorker = 4;
+
 // Room for partials beyond which results are no longer shared out.
 constexpr int64_t kMostPartials = int64_t(4) << 20;
 
@@ -38,15 +41,16 @@ class Scheduler {
     summary_->highest_block = -1;
     for (int32_t r = 0; r < plan_->num_reqs; r++)
       if (int32_t status = add_request(r)) return status;
+    longest_first(tasks_);
+    std::vector<Task> whole = tasks_;
     share_out();
-    // Longest first, so that the last to finish are short.
-    std::stable_sort(tasks_.begin(), tasks_.end(),
-                     [](const Task &a, const Task &b) { return work(a) > work(b); });
+    longest_first(tasks_);
+    summary_->num_tasks = int64_t(tasks_.size());
+    summary_->most_workers = 1 + all_work() / kWorkOfOne;
+    if (summary_->num_folds > 0) keep_whole(whole);
     for (const Task &task : tasks_)
       summary_->scratch_bytes =
           std::max(summary_->scratch_bytes, kernels_->scratch_bytes(plan_, &task));
-    summary_->num_tasks = int64_t(tasks_.size());
-    summary_->most_workers = 1 + all_work() / kWorkOfOne;
     return ATTNPLAT_OK;
   }
 
@@ -61,6 +65,22 @@ class Scheduler {
     int64_t sum = 0;
     for (const Task &task : tasks_) sum += work(task);
     return sum * (plan_->head_size + plan_->v_head_size);
+  }
+
+  // So that the last to finish are short.
+  static void longest_first(std::vector<Task> &tasks) {
+    std::stable_sort(tasks.begin(), tasks.end(),
+                     [](const Task &a, const Task &b) { return work(a) > work(b); });
+  }
+
+  // A few threads have enough to share without cutting results, and then nothing to fold.
+  void keep_whole(const std::vector<Task> &whole) {
+    int64_t all = 0;
+    for (const Task &task : whole) all += work(task);
+    summary_->whole_workers =
+        std::max<int64_t>(1, all / (kWholePerWorker * work(whole.front())));
+    summary_->num_whole = int64_t(whole.size());
+    tasks_.insert(tasks_.end(), whole.begin(), whole.end());
   }
 
   int32_t add_request(int32_t request) {

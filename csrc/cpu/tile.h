@@ -196,7 +196,7 @@ static inline void locate_block(Work &w, int64_t n, int64_t count, int64_t block
 static inline void locate_columns(Work &w) {
   const attnplat_cpu_tensors *t = w.tensors;
   bool scaled = t->k_scale_at || t->v_scale_at;
-  for (int64_t n = 0; n < w.tile_keys; n++) {
+  for (int64_t n = w.from; n < w.to; n++) {
     if (n % 64 == 0 && w.seen[n / 64] == ~uint64_t(0) && !scaled) {
       n += 63;
       continue;

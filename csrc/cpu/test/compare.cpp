@@ -298,8 +298,10 @@ Result run(const Case &c, int32_t isa, attnplat_cpu_parallel_for parallel_for) {
   tensors.lse_token = heads;
   tensors.lse_head = 1;
   tensors.partials = partials.data();
+  // One thread takes results whole; for so many they are cut as finely as can be.
+  int64_t workers = parallel_for ? 64 : 1;
   if (!status)
-    status = attnplat_cpu_attend(&plan, &tensors, tasks.data(), &summary, 3, parallel_for);
+    status = attnplat_cpu_attend(&plan, &tensors, tasks.data(), &summary, workers, parallel_for);
   if (status) {
     printf("status %d\n", status);
     exit(2);

@@ -20,7 +20,7 @@ import torch
 
 from attnplat.platforms.cpu import kernels
 
-ABI = 2
+ABI = 3
 FILE_NAME = "libattnplat_cpu.so"
 
 ENCODINGS = {
@@ -117,8 +117,8 @@ class SummaryStruct(ctypes.Structure):
     """`attnplat_cpu_summary`."""
 
     _fields_ = struct_fields(
-        (c_int64, "num_tasks num_folds partial_floats scratch_bytes most_workers highest_block"),
-        (c_int64, "bad_request bad_block"),
+        (c_int64, "num_tasks num_whole whole_workers num_folds partial_floats scratch_bytes"),
+        (c_int64, "most_workers highest_block bad_request bad_block"),
     )
 
 
@@ -296,9 +296,9 @@ class Library:
                 raise BlockError(summary.bad_request, summary.bad_block, status == 4)
             if status:
                 raise KernelError(REFUSALS[status])
-            if summary.num_tasks <= count:
+            if (found := summary.num_tasks + summary.num_whole) <= count:
                 return Tasks(memory, summary)
-            count = summary.num_tasks
+            count = found
 
     def attend(self, plan: PlanStruct, tensors: bytes, tasks: Tasks, workers: int) -> None:
         """Run a layer, whose tensors are packed, on at most `workers` threads.
