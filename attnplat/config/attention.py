@@ -7,6 +7,7 @@ that engine can paste theirs. `"auto"` and None both mean automatic.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -54,9 +55,10 @@ class HiSparseConfig:
     def __post_init__(self) -> None:
         _check_int("hisparse_config.device_buffer_size", self.device_buffer_size, 1, 32768)
         pool = self.host_pool_gib
-        if pool is not None and (not isinstance(pool, (int, float)) or not pool > 0):
+        number = isinstance(pool, int | float) and not isinstance(pool, bool)
+        if pool is not None and not (number and 0 < pool < math.inf):
             raise ConfigError(
-                f"hisparse_config.host_pool_gib is {pool!r}; it takes a number above 0"
+                f"hisparse_config.host_pool_gib is {pool!r}; it takes a finite number above 0"
             )
         _check_bool("hisparse_config.eager_host_mirror", self.eager_host_mirror)
 
@@ -126,8 +128,15 @@ class AttentionConfig:
             self.flash_attn_max_num_splits_for_cuda_graph,
             0,
             256,
+            optional=False,
         )
-        _check_int("tq_max_kv_splits_for_cuda_graph", self.tq_max_kv_splits_for_cuda_graph, 1, 256)
+        _check_int(
+            "tq_max_kv_splits_for_cuda_graph",
+            self.tq_max_kv_splits_for_cuda_graph,
+            1,
+            256,
+            optional=False,
+        )
         self._check_flex_tiles()
 
     def _set(self, name: str, value: Any) -> None:
@@ -185,9 +194,7 @@ class AttentionConfig:
         _check_choice("indexer_kv_dtype", dtype, INDEXER_KV_DTYPES)
         self._set("indexer_kv_dtype", dtype)
         version = self.flash_attn_version
-        if version is not None and (
-            isinstance(version, bool) or version not in FLASH_ATTN_VERSIONS
-        ):
+        if version is not None and not (_is_whole(version) and version in FLASH_ATTN_VERSIONS):
             raise ConfigError(f"flash_attn_version is {version!r}; it takes 2, 3, 4 or None")
         prefill = self.mla_prefill_backend
         if prefill is not None:
@@ -318,10 +325,15 @@ def _check_bool(name: str, value: Any, *, optional: bool = False) -> None:
     raise ConfigError(f"{name} is {value!r}; it takes true or false" + (" or null" * optional))
 
 
-def _check_int(name: str, value: Any, least: int, most: int) -> None:
-    if value is None:
+def _is_whole(value: Any) -> bool:
+    """Whether it is an integer; 3.0 and true are none, though they equal one."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_int(name: str, value: Any, least: int, most: int, *, optional: bool = True) -> None:
+    if value is None and optional:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    if not _is_whole(value) or not least <= value <= most:
         raise ConfigError(f"{name} is {value!r}; it takes an integer from {least} to {most}")
 
 

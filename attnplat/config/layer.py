@@ -128,8 +128,7 @@ class LayerConfig:
         value = getattr(self, name)
         if value is None and not required:
             return
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not least <= value <= MAX_SIZE:
+        if not _is_whole(value) or not least <= value <= MAX_SIZE:
             self._refuse(name, f"an integer from {least} to {MAX_SIZE}")
 
     def _check_flags(self, *names: str) -> None:
@@ -556,7 +555,7 @@ def _check_window(config: Any) -> None:
     takes = "a pair (left, right) of integers of at least -1, where -1 is open"
     if not isinstance(window, tuple | list):
         config._refuse("sliding_window", takes + "; a model's sliding_window=W is (W - 1, -1)")
-    if len(window) != 2 or any(not isinstance(w, int) or w < -1 for w in window):
+    if len(window) != 2 or any(not _is_whole(w) or w < -1 for w in window):
         config._refuse("sliding_window", takes)
     config._set("sliding_window", tuple(window))
 
@@ -574,6 +573,10 @@ def _shown(value: Any) -> str:
     if isinstance(value, frozenset):
         return f"{{{', '.join(sorted(map(str, value)))}}}"
     return repr(str(value)) if isinstance(value, str) else repr(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> bool:

@@ -73,7 +73,8 @@ class RunContext:
             if value is not None and not (whole and 1 <= value <= MAX_SIZE):
                 self._refuse(name, f"an integer from 1 to {MAX_SIZE}")
         for name in _FLAGS:
-            if getattr(self, name) not in (None, True, False):
+            # 1 and 1.0 equal True and are none.
+            if not isinstance(getattr(self, name), bool | None):
                 self._refuse(name, "True, False or None")
         cap = self.model_soft_cap
         number = isinstance(cap, int | float) and not isinstance(cap, bool)

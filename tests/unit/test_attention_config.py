@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -97,6 +98,7 @@ REFUSED = [
     ({"backend_per_kind": ["mamba"]}, "takes a mapping"),
     ({"flash_attn_version": 5}, "takes 2, 3, 4 or None"),
     ({"flash_attn_version": True}, "takes 2, 3, 4 or None"),
+    ({"flash_attn_version": 3.0}, r"flash_attn_version is 3\.0; it takes 2, 3, 4 or None"),
     ({"flash_attn_max_num_splits_for_cuda_graph": -1}, "integer from 0"),
     ({"use_trtllm_attention": "maybe"}, "true or false or null"),
     ({"use_non_causal": 1}, "true or false"),
@@ -108,6 +110,8 @@ REFUSED = [
     ({"flex_attn_block_m": 128, "flex_attn_q_block_size": 64}, "multiple of flex_attn_block_m"),
     ({"hisparse_config": {"device_buffer": 1}}, "did you mean 'device_buffer_size'"),
     ({"hisparse_config": {"device_buffer_size": 0}}, "integer from 1"),
+    ({"hisparse_config": {"host_pool_gib": True}}, "host_pool_gib is True; it takes a finite"),
+    ({"hisparse_config": {"host_pool_gib": math.inf}}, "host_pool_gib is inf"),
     ({"hisparse_config": 7}, "HiSparseConfig"),
     ({"flash_attn_versoin": 3}, "did you mean 'flash_attn_version'"),
 ]

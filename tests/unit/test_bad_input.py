@@ -169,7 +169,7 @@ RUN_FIELDS = {
     ),
     "flags": (
         ("is_diffusion", "uses_mm_prefix", "kv_connector", "batch_invariant"),
-        (2, -1, "x", [], 1.5),
+        (2, -1, "x", [], 1.5, 1, 0, 1.0),
     ),
     "caps": (("model_soft_cap",), (0, -1.0, float("nan"), float("inf"), "x", [], True)),
     "names": (("run_kv_cache_dtype", "model_attn_type"), (0, "x", [], True)),

@@ -58,6 +58,8 @@ REFUSED = [
     (dict(head_size=64, sliding_window=4096), r"is \(W - 1, -1\)"),
     (dict(head_size=64, sliding_window=(-2, 0)), "at least -1"),
     (dict(head_size=64, sliding_window=(1, 2, 3)), "pair"),
+    (dict(head_size=64, sliding_window=(True, -1)), "of integers"),
+    (dict(head_size=64, sliding_window=(127.0, -1)), "of integers"),
     (dict(head_size=64, attn_type="decodr"), "did you mean 'decoder'"),
     (dict(head_size=64, also_needs={"sink"}), "did you mean 'sinks'"),
     (dict(head_size=64, chunk_size=-1), "chunk_size is -1"),
