@@ -39,6 +39,16 @@ NewKV = tuple[torch.Tensor, torch.Tensor | None]
 """(k, v) of a call; v is None where values are inside keys."""
 
 
+def check_new_tensors(k: object, v: object) -> None:
+    """Refuse new keys or values that are no tensors; only values may be None.
+
+    Operators of torch would refuse them in torch's words. Raises TensorError.
+    """
+    for name, value in (("k", k), ("v", v)):
+        if not isinstance(value, torch.Tensor) and (name == "k" or value is not None):
+            raise TensorError(name, f"{name} is a {type(value).__name__}; expected a tensor")
+
+
 class CallChecks:
     """What `AttentionImpl` refuses, by looking at headers and at what the config declared.
 
@@ -80,6 +90,35 @@ class CallChecks:
             contiguous_rows=rows_matter,
             written=written,
         )
+
+    def _check_pair(self, kv: NewKV | None) -> None:
+        """New keys and values come as a pair of tensors; asked before either is looked at."""
+        if kv is None:
+            return
+        if not isinstance(kv, tuple) or len(kv) != 2:
+            raise TensorError("kv", f"kv is {self._no_pair(kv)}")
+        check_new_tensors(*kv)
+
+    def _no_pair(self, kv: object) -> str:
+        """What was given for (k, v), what is expected, and how to make it of that."""
+        form = self.form
+        pair = "(k, None), as values are inside k" if form.values_in_keys else "(k, v)"
+        expected = f"expected a tuple {pair}"
+        if isinstance(kv, torch.Tensor):
+            shape, row = list(kv.shape), [form.num_kv_heads, form.head_size]
+            told = f"one tensor of shape {shape}; {expected}"
+            rests = [shape[:at] + shape[at + 1 :] for at in range(len(shape))]
+            fits = [
+                at
+                for at, rest in enumerate(rests)
+                if shape[at] == 2 and len(rest) == 3 and rest[1:] == row
+            ]
+            told_apart = len(fits) == 1 and not form.values_in_keys
+            return f"{told} (kv.unbind({fits[0]}) is one)" if told_apart else told
+        if isinstance(kv, list | tuple):
+            fix = " (tuple(kv) is one)" if len(kv) == 2 else ""
+            return f"a {type(kv).__name__} of {len(kv)}; {expected}{fix}"
+        return f"a {type(kv).__name__}; {expected}"
 
     def _check_key(self, plan: Plan) -> None:
         check_kind("plan", plan, Plan)

@@ -18,7 +18,7 @@ import torch
 from attnplat.backends import operators
 from attnplat.backends.arch import TorchArch
 from attnplat.backends.batch import Batch, BatchBounds, HostLengths, PageTable
-from attnplat.backends.call_checks import CallChecks, NewKV
+from attnplat.backends.call_checks import CallChecks, NewKV, check_new_tensors
 from attnplat.backends.checks import check_kind, same_device, torch_dtype
 from attnplat.backends.fixed_step import FixedStep
 from attnplat.backends.form import form_of
@@ -318,6 +318,7 @@ class AttentionImpl(CallChecks, ABC):
         Raises as `forward` does.
         """
         scales = {"k_scale": k_scale, "v_scale": v_scale}
+        check_new_tensors(k, v)
         self._refuse_gradients(k, v)
         if torch.compiler.is_compiling():
             operators.call_write_kv(self, cache, k, v, where, scales)
@@ -399,7 +400,8 @@ class AttentionImpl(CallChecks, ABC):
         Args:
             q: queries, [num_tokens or more, num_heads, head_size], the layer's dtype; strides
                 free but the last. Rows from `query_start_loc[-1]` on are never read.
-            kv: (k, v), [rows, num_kv_heads, head_size | v_head_size], the layer's dtype.
+            kv: a tuple (k, v), each [rows, num_kv_heads, head_size | v_head_size], the layer's
+                dtype; v is None where values are inside keys.
             sinks: extra logits in the denominator, neither scaled nor capped, [num_heads].
             alibi_slopes: [num_heads]; adds -slope * |p - j|.
             position_bias: added after the soft cap, [num_heads, max_query_len, max_seq_len]
@@ -435,6 +437,7 @@ class AttentionImpl(CallChecks, ABC):
         }
         scales = {"k_scale": k_scale, "v_scale": v_scale}
         fp8 = {"q_scale": q_scale, "out_scale": out_scale}
+        self._check_pair(kv)
         self._refuse_gradients(q, *(kv or ()), sinks, alibi_slopes, position_bias, out, lse)
         if torch.compiler.is_compiling():
             out, lse = self._results(q, out, lse, return_lse, out_scale)
@@ -451,7 +454,7 @@ class AttentionImpl(CallChecks, ABC):
         else:
             self._check_fp8_rows(plan, q, out, lse, return_lse, **fp8)
         if out is not None or lse is not None:
-            new = dict(zip(("k", "v"), kv or (), strict=False))
+            new = {} if kv is None else dict(zip(("k", "v"), kv, strict=True))
             self._check_results_apart(out, lse, cache, {"q": q, **new, **options, **scales, **fp8})
         out, lse = self._results(q, out, lse, return_lse, out_scale)
         k, v = self._dense(kv) if cache is None else (None, None)

@@ -109,7 +109,7 @@ def _forward(
         plan.owner(Plan, "plan"),
         q,
         found,
-        kv=None if k is None else (k, v),
+        kv=None if k is None and v is None else cast(NewKV, (k, v)),
         sinks=sinks,
         alibi_slopes=alibi_slopes,
         position_bias=position_bias,

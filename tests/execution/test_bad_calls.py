@@ -87,8 +87,8 @@ class Stage:
         given = {**self.given, **changes}
         plan = plan or self.impl.plan(self.batch, self.pages)
         k, v, q = given.pop("k"), given.pop("v", None), given.pop("q")
-        cache = given.pop("cache", self.cache)
-        return self.impl.forward(plan, q, cache, kv=(k, v), **given)
+        cache, kv = given.pop("cache", self.cache), given.pop("kv", (k, v))
+        return self.impl.forward(plan, q, cache, kv=kv, **given)
 
     def write(self, **changes: Any) -> None:
         names = ("k", "v", "k_scale", "v_scale")
@@ -237,6 +237,93 @@ def test_each_tensor_of_a_write_is_refused_for_each_fault(
                         where=where, **{name: wrong}
                     ),
                 )
+
+
+# What is no pair of keys and values -----------------------------------------------------------
+
+Pair = Callable[[torch.Tensor, torch.Tensor], Any]
+NO_PAIRS: dict[str, tuple[Pair, str, str]] = {
+    "stacked": (
+        lambda k, v: torch.stack([k, k]),
+        "kv",
+        r"is one tensor of shape \[2, \d+, \d+, \d+\]; expected a tuple \(k, {v}\)",
+    ),
+    "concatenated": (
+        lambda k, v: torch.cat([k, k]),
+        "kv",
+        r"is one tensor of shape \[\d+, \d+, \d+\]; expected a tuple \(k, {v}\)",
+    ),
+    "a list": (
+        lambda k, v: [k, v],
+        "kv",
+        r"is a list of 2; expected a tuple \(k, {v}\).* \(tuple\(kv\) is one\)",
+    ),
+    "an empty list": (lambda k, v: [], "kv", r"is a list of 0; expected a tuple \(k, {v}\)"),
+    "an empty tuple": (lambda k, v: (), "kv", r"is a tuple of 0; expected a tuple \(k, {v}\)"),
+    "one of them": (lambda k, v: (k,), "kv", r"is a tuple of 1; expected a tuple \(k, {v}\)"),
+    "three": (lambda k, v: (k, v, v), "kv", r"is a tuple of 3; expected a tuple \(k, {v}\)"),
+    "a mapping": (lambda k, v: {"k": k}, "kv", r"is a dict; expected a tuple \(k, {v}\)"),
+    "a number": (lambda k, v: 0, "kv", r"is a int; expected a tuple \(k, {v}\)"),
+    "a list for keys": (lambda k, v: (k.tolist(), v), "k", "is a list; expected a tensor"),
+    "a number for values": (lambda k, v: (k, 1.0), "v", "is a float; expected a tensor"),
+    "an array for values": (lambda k, v: (k, v.numpy()), "v", "is a ndarray; expected a tensor"),
+    "no keys": (lambda k, v: (None, v), "k", "is a NoneType; expected a tensor"),
+}
+"""What is given for (k, v), the argument that the error names, and what it says of it."""
+
+
+def refused_pair(it: Stage, case: str, call: Callable[[Any], Any]) -> None:
+    """`call` with what is no pair raises the TensorError of the table, and nothing changed."""
+    make, name, says = NO_PAIRS[case]
+    k, inside = it.given["k"], it.impl.form.values_in_keys
+    wrong = make(k, it.given.get("v", k))
+    before = [tensor.clone() for tensor in it.tensors()]
+    with pytest.raises(
+        TensorError, match=f"^{name} " + says.format(v=None if inside else "v")
+    ) as e:
+        call(wrong)
+    assert e.value.argument == name
+    assert all(torch.equal(a, b) for a, b in zip(before, it.tensors(), strict=True))
+
+
+@pytest.mark.parametrize("case", NO_PAIRS)
+@pytest.mark.parametrize(("operation", "kind"), SERVED)
+def test_what_is_no_pair_of_keys_and_values_is_refused(
+    operation: str, kind: type[AttentionImpl], case: str
+) -> None:
+    it = stage(operation, kind)
+    plan = it.impl.plan(it.batch, it.pages)
+    refused_pair(it, case, lambda wrong: it.forward(plan, kv=wrong))
+    plain = {name: None for name in ("out", "lse") if name in it.given}
+    refused_pair(it, case, lambda wrong: it.forward(plan, kv=wrong, **plain))
+
+
+@pytest.mark.parametrize("kind", (*PORTABLE, CpuAttnImpl))
+def test_the_fix_that_a_stacked_tensor_is_told_works(kind: type[AttentionImpl]) -> None:
+    it = stage("mha", kind)
+    kv = torch.stack([it.given["k"], it.given["v"]])
+    with pytest.raises(TensorError, match=r"\(kv\.unbind\(0\) is one\)$"):
+        it.forward(kv=kv)
+    expected = it.forward().clone()
+    assert torch.equal(it.forward(kv=kv.unbind(0)), expected)
+    # Of two heads and two parts none can be told from the other.
+    with pytest.raises(TensorError, match=r"\[3, 2, 2, 16\]; expected a tuple \(k, v\)$"):
+        it.forward(kv=torch.stack([it.given["k"], it.given["v"]], 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"k": None}, "k"), ({"k": (1, 2)}, "k"), ({"v": [1.0]}, "v"), ({"v": None}, "v")],
+)
+@pytest.mark.parametrize("kind", (*PORTABLE, CpuAttnImpl))
+def test_a_write_of_what_is_no_tensor_is_refused(
+    kind: type[AttentionImpl], change: dict[str, Any], name: str
+) -> None:
+    it = stage("mha", kind)
+    (wrong,) = change.values()
+    says = f"is a {type(wrong).__name__}; expected a tensor"
+    for where in (it.pages, it.impl.plan(it.batch, it.pages)):
+        refused(it, name, says, lambda where=where: it.write(where=where, **change))
 
 
 # Memory --------------------------------------------------------------------------------------

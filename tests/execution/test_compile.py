@@ -30,7 +30,7 @@ from attnplat.backends.portable.reference import ReferenceImpl
 from attnplat.backends.portable.torch_sdpa import TorchSdpaImpl
 from attnplat.config.layer import LayerConfig, MlaConfig
 from attnplat.config.names import Feature
-from attnplat.errors import PlanMismatchError, UnsupportedCallError
+from attnplat.errors import PlanMismatchError, TensorError, UnsupportedCallError
 from attnplat.platforms.cpu.impls.attention import CpuAttnImpl
 from attnplat.platforms.cpu.kernels import library
 from tests.execution.cases import IMPLS, layer, make_step
@@ -425,6 +425,47 @@ def test_a_wrong_tensor_is_refused_in_a_graph_by_name_and_nothing_is_written() -
             with pytest.raises(error, match=says):
                 compiled(*given)
     assert torch.equal(cache.k, before)
+
+
+NO_PAIRS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
+    "stacked": (lambda k, v: torch.stack([k, v]), "kv is one tensor of shape"),
+    "a list for keys": (lambda k, v: ([1.0], v), "k is a list; expected a tensor"),
+    "no keys": (lambda k, v: (None, v), "k is a NoneType; expected a tensor"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PAIRS)
+def test_what_is_no_pair_of_keys_and_values_is_refused_when_a_graph_is_made(case: str) -> None:
+    make, says = NO_PAIRS[case]
+    it = CALLS["sinks"]()
+    assert it.cache is not None and it.kv is not None and it.kv[1] is not None
+    before, (k, v) = it.cache.k.clone(), it.kv
+
+    def forward() -> torch.Tensor:
+        return it.impl.forward(it.plan, it.q, it.cache, kv=make(k, v), sinks=sized(4))
+
+    calls = [forward]
+    pair = make(k, v)
+    if isinstance(pair, tuple) and len(pair) == 2:
+        calls.append(lambda: it.impl.write_kv(it.cache, *pair, it.plan))
+    for call in calls:
+        run = torch.compile(call, backend="aot_eager")
+        with dynamo.patch(error_on_recompile=False), pytest.raises(TensorError) as caught:
+            run()
+        assert str(caught.value).startswith(says)
+    assert torch.equal(it.cache.k, before)
+
+
+def test_an_operator_drops_no_values_that_come_without_keys() -> None:
+    impl = ReferenceImpl.create(layer(), "cpu")
+    plan = impl.plan(Batch.from_lengths([2], [2]))
+    k = v = torch.zeros(2, impl.form.num_kv_heads, impl.form.head_size)
+    q = torch.zeros(2, impl.form.num_heads, impl.form.head_size)
+    out, nothing = torch.empty_like(q), [None] * 8
+    call = torch.ops.attnplat.forward
+    call(impl.handle, plan.handle, q, *[None] * 5, k, v, *nothing, out, None)
+    with pytest.raises(TensorError, match="k is a NoneType; expected a tensor"):
+        call(impl.handle, plan.handle, q, *[None] * 5, None, v, *nothing, out, None)
 
 
 def test_gradients_are_refused_when_a_graph_is_made() -> None:
