@@ -19,7 +19,7 @@ test-full: ## all tests, the slow ones too; writes a record into ci/records/
 lint: ## ruff and mypy alone
 	@ci/run install lint types
 
-generate: ## rewrite the command output shown in README.md and docs/
+generate: ## rewrite the command output in README.md, docs/ and the package
 	@ci/setup demo,dev
 	@.venv/bin/python ci/generated.py --write
 	@.venv/bin/python ci/workflows.py --write

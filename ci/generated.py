@@ -1,4 +1,4 @@
-"""Keeps the command output that README.md and docs/ show equal to what the commands print.
+"""Keeps the command output in README.md, docs/ and the package equal to what commands print.
 
 A block reads
 
@@ -29,9 +29,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = {
     "attnplat": [sys.executable, "-m", "attnplat"],
     "documents": [sys.executable, "-m", "attnplat.testing.documents"],
+    "records": [sys.executable, "-m", "attnplat.testing.records"],
     "make": ["make", "--no-print-directory"],
 }
 FILES = {
+    # First: the marks that all others print come from it.
+    "attnplat/platforms/earned.json": "records conformance/records",
     "docs/backends.md": "attnplat backends --markdown --records conformance/records",
     "docs/conformance.md": "documents conformance",
     "docs/numerics.md": "documents numerics",
@@ -81,7 +84,7 @@ def main() -> int:
     options = parser.parse_args()
     stale = total = 0
     whole = [ROOT / name for name in FILES]
-    for path in sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *whole}):
+    for path in dict.fromkeys([*whole, ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]):
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         command = FILES.get(path.relative_to(ROOT).as_posix())
         after, count = (run(command), 0) if command else regenerate(before)

@@ -33,9 +33,9 @@ class Mark(StrEnum):
 
 
 MARK_MEANINGS = {
-    Mark.VERIFIED: "verified by a conformance record",
+    Mark.VERIFIED: "verified by a conformance record of the device's class",
     Mark.INTERPRETED: "compiled and interpreted, not yet run on hardware",
-    Mark.DECLARED: "adapter present, no conformance record yet",
+    Mark.DECLARED: "adapter present, verified by no conformance record of the device's class",
     Mark.KNOWN: "facts known, no adapter yet",
 }
 
@@ -158,7 +158,8 @@ class Backend:
         preferred_block_size: tokens per block it is fastest with, or None.
         graphs: device-graph support.
         last_resort: chosen automatically only where the platform's tables allow it.
-        mark: how far its claims have been proven; derived from `loads` unless given.
+        mark: how far its claims have been proven where no record verifies them (see
+            `platforms.earned`); derived from `loads` unless given.
         half_of: names of the backends a composite routes between.
         portable: its kernels are compiled for the device when they are used, or torch's own, so
             that it is trusted with an architecture that attnplat does not know.

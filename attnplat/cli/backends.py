@@ -11,10 +11,10 @@ from attnplat.cli.tables import print_table
 from attnplat.config.names import Operation
 from attnplat.errors import ConfigError
 from attnplat.platforms import platform_names
+from attnplat.platforms.earned import Earned, earned
 from attnplat.platforms.feature_tables import (
     COLUMNS,
     FURTHER,
-    Shown,
     Table,
     backends_document,
     differences_document,
@@ -40,14 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--records",
         metavar="DIR",
         type=Path,
-        help="mark what conformance records in this folder show (see `attnplat check --record`)",
+        help="take marks from the conformance records in this folder (see `attnplat check "
+        "--record`); default those that attnplat was installed with",
     )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the tables asked for."""
-    found = None if args.records is None else _shown(args.records)
+    found = earned() if args.records is None else _of_records(args.records)
     if args.markdown:
         print(differences_document() if args.differences else backends_document(found), end="")
         return EXIT_OK
@@ -61,25 +62,25 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _shown(folder: Path) -> Shown:
-    from attnplat.testing.records import read_records, shown
+def _of_records(folder: Path) -> Earned:
+    from attnplat.testing.records import earned_by, read_records
 
     if not (records := read_records(folder)):
         raise ConfigError(f"there are no conformance records in {folder}")
-    return shown(records)
+    return earned_by(records)
 
 
-def _tables(args: argparse.Namespace, shown: Shown | None) -> list[Table]:
+def _tables(args: argparse.Namespace, found: Earned) -> list[Table]:
     platforms = [args.platform] if args.platform else list(platform_names())
     if args.preferences:
         return [priority_table(p) for p in platforms]
     if args.differences:
         return [differences_table(p) for p in platforms]
     columns = FURTHER if args.further else COLUMNS
-    found = [t for p in platforms for t in feature_tables(p, columns, shown=shown)]
+    tables = [t for p in platforms for t in feature_tables(p, columns, earned=found)]
     if args.operation:
-        found = [t for t in found if t.title.endswith(f": {args.operation}")]
-    return found
+        tables = [t for t in tables if t.title.endswith(f": {args.operation}")]
+    return tables
 
 
 def _as_dict(table: Table) -> dict[str, object]:

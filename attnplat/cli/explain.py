@@ -216,7 +216,8 @@ def _cell(layer: PlannedLayer) -> str:
     if layer.backend is None:
         return "none"
     parts = [f"{name} {part.chosen}" for name, part in layer.selection.parts.items()]
-    return f"{layer.backend} [{layer.backend.mark}]" + (f" ({', '.join(parts)})" if parts else "")
+    mark = layer.selection.proof(layer.backend).mark
+    return f"{layer.backend} [{mark}]" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _print_changes(path: str, report: list[dict[str, Any]], as_json: bool) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from attnplat.integrations.transformers.decoding import NewToken, Timing
     from attnplat.integrations.transformers.loading import LoadedModel
     from attnplat.integrations.transformers.paged import LayerKindReport, PagedModel
+    from attnplat.platforms.selection import Selection
 
 IMPLEMENTATION = "attnplat"
 
@@ -378,7 +379,7 @@ class Report:
             (
                 str(len(kind.layers)),
                 _kind(kind),
-                f"{kind.selection.chosen} [{kind.selection.chosen.mark}]",  # type: ignore[union-attr]
+                _marked(kind.selection),
                 reason(kind.selection),
             )
             for kind in self.model.layer_kinds
@@ -485,6 +486,12 @@ class Progress:
             console=Console(file=self.out),
             transient=True,
         )
+
+
+def _marked(selection: Selection) -> str:
+    """The chosen backend with its mark on this device."""
+    assert selection.chosen is not None
+    return f"{selection.chosen} [{selection.proof(selection.chosen).mark}]"
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnplat.backends.backend import MARK_MEANINGS, Backend, Mark, Rejection
+from attnplat.backends.backend import Backend, Mark, Rejection
 from attnplat.config.layer import LayerConfig
 from attnplat.platforms.advice import in_words
 
@@ -44,7 +44,7 @@ def explain(selection: Selection) -> str:
     chosen = selection.chosen
     if chosen is None:
         return "\n".join([*lines, *("  " + line for line in failure(selection).splitlines())])
-    lines.append(f"  -> {chosen.name} [{chosen.mark}] {chosen.summary}")
+    lines.append(f"  -> {_marked(chosen, selection)} {chosen.summary}")
     lines.append(f"     because {_why(selection)}")
     lines += _ranks_below(selection)
     lines += [f"     {part}: {_part_line(sel)}" for part, sel in selection.parts.items()]
@@ -66,7 +66,19 @@ def explain_plan(plan: ModelPlan) -> str:
             lines.append(f"  -> {_planned_line(layer)}")
     if plan.layout is not None:
         lines.append(f"KV cache: layout {plan.layout}, {plan.block_size} tokens per block")
-    return "\n".join([*lines, *plan_remarks(plan)])
+    return "\n".join([*lines, *_proofs(plan), *plan_remarks(plan)])
+
+
+def _proofs(plan: ModelPlan) -> list[str]:
+    """What is behind the mark of each backend that layers and their parts would use."""
+    found: dict[str, None] = {}
+    for layer in plan.layers:
+        parts = layer.selection.parts.values()
+        chosen = [(layer.backend, layer.selection), *((part.chosen, part) for part in parts)]
+        for backend, selection in chosen if layer.backend is not None else ():
+            if backend is not None:
+                found[f"{_marked(backend, selection)} {selection.proof(backend).because}"] = None
+    return list(found)
 
 
 def plan_remarks(plan: ModelPlan) -> list[str]:
@@ -91,7 +103,7 @@ def _planned_line(layer: PlannedLayer) -> str:
     parts = [f"{name} {_part_line(part)}" for name, part in layer.selection.parts.items()]
     tail = f"; {', '.join(parts)}" if parts else ""
     why = "of what the layers share" if layer.moved else _why(layer.selection)
-    return f"{layer.backend} [{layer.backend.mark}]{tail}, because {why}"
+    return f"{_marked(layer.backend, layer.selection)}{tail}, because {why}"
 
 
 def failure(selection: Selection) -> str:
@@ -154,13 +166,14 @@ def _why(selection: Selection) -> str:
 
 
 def _ranks_below(selection: Selection) -> list[str]:
-    others = [f"{b.name} [{b.mark}]" for b in selection.accepted[1:]]
+    others = [_marked(backend, selection) for backend in selection.accepted[1:]]
     lines = [f"     then {', '.join(others)}"] if others else []
-    first, usable = selection.accepted[0], _first_with_adapter(selection)
-    if first.mark == Mark.KNOWN:
+    mark, because = selection.proof(selection.accepted[0])
+    if mark == Mark.KNOWN:
+        usable = _first_with_adapter(selection)
         would = f"until then attnplat runs {usable.name}" if usable else "nothing runs it yet"
-        lines.append(f"     [{Mark.KNOWN}] {MARK_MEANINGS[Mark.KNOWN]}; {would}")
-    return lines
+        because = f"{because}; {would}"
+    return [*lines, f"     [{mark}] {because}"]
 
 
 def _first_with_adapter(selection: Selection) -> Backend | None:
@@ -169,7 +182,12 @@ def _first_with_adapter(selection: Selection) -> Backend | None:
 
 def _part_line(part: Selection) -> str:
     chosen = part.chosen
-    return f"{chosen.name} [{chosen.mark}]" if chosen else "none"
+    return _marked(chosen, part) if chosen else "none"
+
+
+def _marked(backend: Backend, selection: Selection) -> str:
+    """Its name with the mark that it has where the selection was made."""
+    return f"{backend.name} [{selection.proof(backend).mark}]"
 
 
 def _reasons(selection: Selection) -> list[str]:

@@ -14,14 +14,11 @@ from attnplat.backends.backend import MARK_MEANINGS, Backend, GraphSupport, Mark
 from attnplat.backends.limits import Anything, Cases, Limit
 from attnplat.config.names import AttnType, Feature, Operation
 from attnplat.platforms import PLATFORMS, own_tables, tables_for
+from attnplat.platforms.earned import Earned
 from attnplat.platforms.rules import differences_of
 from attnplat.platforms.selection import Preference, Ranked, Tables
 
 Words = Callable[[Backend], str]
-
-Shown = Mapping[tuple[str, str], Mapping[str, frozenset[str]]]
-"""(backend, platform) -> operation -> features that conformance records show, as
-`attnplat.testing.records.shown` has them."""
 
 SPARSE = frozenset({Operation.SPARSE_MLA, Operation.BLOCK_SPARSE})
 YES, NO = "yes", "-"
@@ -138,12 +135,13 @@ def feature_tables(
     platform: str,
     columns: Mapping[str, Words] = COLUMNS,
     tables: Tables | None = None,
-    shown: Shown | None = None,
+    earned: Earned | None = None,
 ) -> Iterator[Table]:
     """One table per operation of a platform, in the catalog's order; plugins' backends too.
 
-    `tables`: those to show in place of all that is installed. With `shown`, marks are what
-    records say, and each feature that a backend with an adapter takes has its own.
+    `tables`: those to show in place of all that is installed. With `earned`, a backend that
+    records verify is marked with the classes of devices they are of, and each feature that a
+    backend with an adapter takes has a mark of its own.
     """
     catalog = (tables or tables_for(platform)).catalog
     for operation in Operation:
@@ -154,7 +152,9 @@ def feature_tables(
                 tuple(columns),
                 tuple(
                     tuple(
-                        words(b) if shown is None else _marked(words, b, shown, platform, operation)
+                        words(b)
+                        if earned is None
+                        else _marked(words, b, earned, platform, operation)
                         for words in columns.values()
                     )
                     for b in rows
@@ -163,16 +163,16 @@ def feature_tables(
 
 
 def _marked(
-    words: Words, backend: Backend, shown: Shown, platform: str, operation: Operation
+    words: Words, backend: Backend, earned: Earned, platform: str, operation: Operation
 ) -> str:
     """A cell with the mark that records give."""
     text = words(backend)
-    own = shown.get((backend.name, platform), {}).get(str(operation))
     if words is COLUMNS["mark"]:
-        return text if own is None else str(Mark.VERIFIED)
+        on = [digest.arch for digest in earned.verifying(backend, platform, operation)]
+        return f"{Mark.VERIFIED} ({', '.join(on)})" if on else text
     if text == NO or backend.loads is None or not isinstance(words, FeatureWords):
         return text
-    proven = own is not None and str(words.feature) in own
+    proven = str(words.feature) in earned.features(backend, platform, operation)
     return f"{text}, {Mark.VERIFIED if proven else Mark.DECLARED}"
 
 
@@ -218,8 +218,8 @@ def _named(predicate: Callable[..., bool]) -> str:
     return predicate.__name__.strip("_").replace("_", " ")
 
 
-def backends_document(shown: Shown | None = None) -> str:
-    """The whole of docs/backends.md; `shown` as in `feature_tables`."""
+def backends_document(earned: Earned | None = None) -> str:
+    """The whole of docs/backends.md; `earned` as in `feature_tables`."""
     lines = [
         "# Backends",
         "",
@@ -227,18 +227,20 @@ def backends_document(shown: Shown | None = None) -> str:
         "",
         "Marks: " + "; ".join(f"**{m}** {text}" for m, text in MARK_MEANINGS.items()) + ".",
     ]
-    if shown is not None:
+    if earned is not None:
         lines += [
-            "A backend is verified for an operation, and for each feature, when a record in",
-            "`conformance/records/` shows a passed case with it on the platform, and no newest",
-            "record shows a failure. A feature marked D is claimed, and no case was run with it",
-            "there.",
+            "A backend is verified for an operation, on the classes of devices in brackets, when",
+            "the newest record of that class in `conformance/records/` shows a passed case of it,",
+            "and no newest record of the platform shows a failure: one that does earns nothing,",
+            "nor do the others of the platform. On every other class the backend is marked D. A",
+            "feature is verified when one of those records shows a passed case with it; one marked",
+            "D is claimed, and no case was run with it there.",
         ]
     for platform in PLATFORMS:
         own = own_tables(platform)
         lines += ["", f"## {platform}", "", priority_table(platform, own).to_markdown()]
         for columns in (COLUMNS, FURTHER):
-            for table in feature_tables(platform, columns, own, shown):
+            for table in feature_tables(platform, columns, own, earned):
                 further = " (further features)" if columns is FURTHER else ""
                 titled = Table(table.title + further, table.headers, table.rows)
                 lines += ["", titled.to_markdown()]

@@ -167,9 +167,11 @@ class Platform:
         return load_first(selection)
 
     def mark(self, name: str, operation: Any) -> Mark | None:
-        """How far the claims of a backend have been proven."""
+        """How far the claims of a backend have been proven on this device."""
+        from attnplat.platforms.earned import earned
+
         backend = self.tables.find(name, operation)
-        return backend.mark if backend else None
+        return earned().proof(backend, operation, self.device).mark if backend else None
 
     def replace(self, **changes: Any) -> Platform:
         """A copy with the given parts changed."""

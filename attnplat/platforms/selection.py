@@ -32,6 +32,7 @@ from attnplat.platforms.tables import Tables as Tables
 from attnplat.platforms.world import World
 
 if TYPE_CHECKING:
+    from attnplat.platforms.earned import Proof
     from attnplat.platforms.nearest import Change
 
 
@@ -115,6 +116,15 @@ class Selection:
         """Whether the layer and every part of it can be served."""
         return self.chosen is not None
 
+    def proof(self, backend: Backend) -> Proof:
+        """How far the claims of an accepted backend have been proven for this layer's operation
+        on this device: its mark, and what is behind it."""
+        from attnplat.platforms.earned import earned
+
+        config = self.config
+        wants = frozenset(map(str, (config.dtype, *config.needs)))
+        return earned().proof(backend, config.operation, self.world.device, wants)
+
     def explain(self) -> str:
         """The decision and every reason, as text."""
         from attnplat.platforms.explain import explain
@@ -135,7 +145,8 @@ class Selection:
             "requested": self.requested,
             "requested_by": self.requested_by,
             "chosen": self.chosen.name if self.chosen else None,
-            "mark": str(self.chosen.mark) if self.chosen else None,
+            "mark": str(self.proof(self.chosen).mark) if self.chosen else None,
+            "mark_because": self.proof(self.chosen).because if self.chosen else None,
             "because": self.row.because if self.row else None,
             "accepted": [b.name for b in self.accepted],
             "rejected": {

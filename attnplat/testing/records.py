@@ -1,13 +1,17 @@
 """Records of conformance runs: small JSON files that say what has been shown, and where.
 
 No torch here: the tables and the docs read records on machines without it.
+
+python -m attnplat.testing.records conformance/records
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import platform as machine
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnplat.errors import ModelFileError
+from attnplat.platforms.earned import Digest, Earned
 
 if TYPE_CHECKING:
     from attnplat.testing.runner import Report
@@ -160,31 +165,46 @@ def latest(records: Iterable[Record]) -> dict[tuple[str, str, str], Record]:
     return {(r.backend, r.platform, r.arch): r for r in ordered}
 
 
+def earned_by(records: Iterable[Record]) -> Earned:
+    """What marks ask of the newest records, by class of devices and backend."""
+    digests = [
+        Digest(
+            backend=record.backend,
+            platform=record.platform,
+            arch=record.arch,
+            record=record.name,
+            failed=len(record.failed),
+            shown={name: frozenset(traits) for name, traits in record.values["shown"].items()},
+        )
+        for record in latest(records).values()
+    ]
+    return Earned(tuple(sorted(digests, key=lambda d: (d.platform, d.arch, d.backend))))
+
+
 def verified(records: Iterable[Record]) -> dict[tuple[str, str], Record]:
     """(backend, platform) -> the record that verifies it.
 
     A backend is verified on a platform when the newest record of one of its architectures
     shows no failure, and no newest record of another shows one.
     """
-    newest = latest(records)
-    wrong = {(r.backend, r.platform) for r in newest.values() if r.failed}
-    return {
-        (r.backend, r.platform): r for r in newest.values() if (r.backend, r.platform) not in wrong
-    }
-
-
-def shown(records: Iterable[Record]) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
-    """(backend, platform) -> operation -> the features, dtypes and formats verified with it."""
-    good = verified(records).keys()
-    found: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
-    for record in latest(records).values():
-        if (key := (record.backend, record.platform)) in good:
-            own = found.setdefault(key, {})
-            for name, traits in record.values["shown"].items():
-                own[name] = own.get(name, frozenset()) | frozenset(traits)
-    return found
+    newest = latest(records).values()
+    earned = earned_by(newest)
+    good = [r for r in newest if earned.failing(r.backend, r.platform) is None]
+    return {(r.backend, r.platform): r for r in good}
 
 
 def failing(records: Iterable[Record]) -> dict[tuple[str, str], Record]:
     """(backend, platform) -> a newest record with a failure: its claims must be refused."""
     return {(r.backend, r.platform): r for r in latest(records).values() if r.failed}
+
+
+def main() -> int:
+    """Print what the records of a folder have earned, as attnplat is installed with it."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    print(earned_by(read_records(parser.parse_args().folder)).to_json(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

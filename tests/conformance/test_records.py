@@ -10,6 +10,7 @@ import pytest
 
 from attnplat.config.backend_names import BackendName
 from attnplat.errors import ModelFileError
+from attnplat.platforms.earned import DIGESTS, Digest, Earned
 from attnplat.platforms.feature_tables import backends_document, feature_tables
 from attnplat.testing import CASES, run_conformance
 from attnplat.testing.documents import UNKILLED, conformance_page, numerics_page
@@ -17,11 +18,11 @@ from attnplat.testing.mutations.campaign import ASKED, Kills
 from attnplat.testing.mutations.planted import PLANTED
 from attnplat.testing.records import (
     Record,
+    earned_by,
     failing,
     problems,
     read_records,
     record_of,
-    shown,
     verified,
     write_record,
 )
@@ -102,18 +103,27 @@ def test_the_page_is_current(page: str) -> None:
 
 def test_marks_in_the_docs_are_those_of_the_records() -> None:
     text = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
-    assert text == backends_document(shown(COMMITTED)), "stale: make generate"
-    for (backend, platform), operations in shown(COMMITTED).items():
-        for operation in operations:
-            table = text.split(f"### {platform}: {operation}\n")[1].split("###")[0]
-            assert f"| {backend} | V |" in table
+    assert text == backends_document(earned_by(COMMITTED)), "stale: make generate"
+    for digest in earned_by(COMMITTED).digests:
+        for operation in digest.shown:
+            table = text.split(f"### {digest.platform}: {operation}\n")[1].split("###")[0]
+            (row,) = [line for line in table.splitlines() if f"| {digest.backend} | V (" in line]
+            assert digest.arch in row.split(" | ")[1]
+
+
+def test_marks_that_are_installed_are_those_of_the_records() -> None:
+    assert DIGESTS.read_text(encoding="utf-8") == earned_by(COMMITTED).to_json(), (
+        "stale: make generate"
+    )
+    assert Earned.read() == earned_by(COMMITTED)
 
 
 def test_no_backend_is_verified_by_what_no_record_shows() -> None:
-    tables = feature_tables("cpu", shown={("TORCH_SDPA", "cpu"): {"mha": frozenset({"sinks"})}})
+    one = Digest("TORCH_SDPA", "cpu", "avx2", "x.json", 0, {"mha": frozenset({"sinks"})})
+    tables = feature_tables("cpu", earned=Earned((one,)))
     rows = {row[0]: dict(zip(t.headers, row, strict=True)) for t in tables for row in t.rows
             if t.title == "cpu: mha"}  # fmt: skip
-    assert rows["TORCH_SDPA"]["mark"] == "V"
+    assert rows["TORCH_SDPA"]["mark"] == "V (avx2)"
     assert rows["TORCH_SDPA"]["sinks"] == "yes, V"
     assert rows["TORCH_SDPA"]["MM prefix"] == "yes, D"
     assert rows["REFERENCE"]["mark"] == "D"

@@ -40,7 +40,8 @@ class Explanation:
             if chosen is None:
                 yield f"{layer} -> none: {selection.failure().splitlines()[0]}"
             else:
-                yield f"{layer} -> {chosen.name} [{chosen.mark}] because {reason(selection)}"
+                mark = selection.proof(chosen).mark
+                yield f"{layer} -> {chosen.name} [{mark}] because {reason(selection)}"
             yield from (f"  advice: {in_words(change)}" for change in selection.advice)
 
 
