@@ -63,6 +63,8 @@ class AttentionImpl(CallChecks, ABC):
         needs_host_lengths: it plans on the host with exact lengths.
         updates_in_place: its plans with bounds keep their addresses, and may be recorded into a
             device graph.
+        ignores_threads: its bits do not depend on the number of CPU threads. Kernels of torch
+            and its libraries do not promise that: they cut sums by it.
         config, device: what it was created for.
         form: the config as numbers.
         encoding: the stored format of the layer's cache.
@@ -78,6 +80,7 @@ class AttentionImpl(CallChecks, ABC):
     layout: ClassVar[KVCacheLayout] = KVCacheLayout.LBHNC
     needs_host_lengths: ClassVar[bool] = False
     updates_in_place: ClassVar[bool] = False
+    ignores_threads: ClassVar[bool] = False
 
     def __init__(
         self, config: LayerConfig, device: torch.device | str, encoding: Encoding | str | None

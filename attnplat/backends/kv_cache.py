@@ -170,6 +170,35 @@ class KVCacheSpec:
         return {"B": num_blocks, "H": self.num_kv_heads, "N": self.block_size, "C": content}
 
 
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """Keys and values that are parts of one storage, as views of one tensor.
+
+    Of two arguments in one storage that an operator writes, Inductor takes the first in place and
+    copies the second, all of it; views of one argument it takes both in place.
+    """
+
+    memory: torch.Tensor
+    places: tuple[tuple[torch.Size, tuple[int, ...], int], ...]
+
+    @classmethod
+    def of(cls, k: torch.Tensor, v: torch.Tensor) -> _Shared | None:
+        """None for tensors that have storages of their own."""
+        if k.untyped_storage().data_ptr() != v.untyped_storage().data_ptr() or not k.numel():
+            return None
+        places = tuple((t.shape, t.stride(), int(t.storage_offset())) for t in (k, v))
+        first = min(offset for _, _, offset in places)
+        last = max(
+            offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+            for shape, strides, offset in places
+        )
+        return cls(k.as_strided((last + 1 - first,), (1,), first), places)
+
+    def views(self) -> list[torch.Tensor]:
+        """k and v."""
+        return [self.memory.as_strided(*place) for place in self.places]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KVCache:
     """One layer's keys and values: views on memory the caller owns.
@@ -196,6 +225,7 @@ class KVCache:
     k_scales: torch.Tensor | None = None
     v_scales: torch.Tensor | None = None
     handle: Handle = field(init=False, repr=False)
+    _shared: _Shared | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "handle", Handle(self))
@@ -212,6 +242,8 @@ class KVCache:
             width = widths.get(name)
             self._check(name, None if width is None else spec._shape(blocks, width))
         self._check_apart()
+        if self.v is not None and not spec.values_in_keys:
+            object.__setattr__(self, "_shared", _Shared.of(self.k, self.v))
 
     def _check_apart(self) -> None:
         """No two views of one storage share memory."""
@@ -296,6 +328,16 @@ class KVCache:
         no values where they are inside keys."""
         v = None if self.spec.values_in_keys else self.v
         return self.k, v, self.k_scales, self.v_scales
+
+    @property
+    def graph_views(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """The same as a compiled graph is to have them, which then copies nothing."""
+        if self._shared is None:
+            return self.views
+        k, v = self._shared.views()
+        return k, v, self.k_scales, self.v_scales
 
     @property
     def num_blocks(self) -> int:

@@ -190,7 +190,7 @@ def call_write_kv(
     if LIBRARY is None:
         _outside_graphs(impl.write_kv, cache, k, v, where, **scales)
         return
-    rest = (cache.handle, *cache.views, k, v, scales["k_scale"], scales["v_scale"])
+    rest = (cache.handle, *cache.graph_views, k, v, scales["k_scale"], scales["v_scale"])
     if isinstance(where, Plan):
         torch.ops.attnplat.write_kv(impl.handle, where.handle, *rest)
         return
@@ -214,7 +214,7 @@ def call_forward(
         _outside_graphs(impl.forward, plan, q, cache, kv=kv, **options, out=out, lse=lse)
         return
     k, v = (None, None) if kv is None else kv
-    views = (None, None, None, None, None) if cache is None else (cache.handle, *cache.views)
+    views = (None, None, None, None, None) if cache is None else (cache.handle, *cache.graph_views)
     both = cache is not None and kv is not None
     operator = torch.ops.attnplat.write_and_forward if both else torch.ops.attnplat.forward
     given = (options[name] for name in OPTIONS)

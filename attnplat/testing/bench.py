@@ -13,7 +13,7 @@ from attnplat.backends.interface import AttentionImpl
 from attnplat.backends.plan import Plan
 from attnplat.testing.bits import differing
 from attnplat.testing.case import Check, Failed
-from attnplat.testing.compare import CONTRACT, Gap, gap, tolerance_class
+from attnplat.testing.compare import Gap, allowed_for, gap, tolerance_class
 from attnplat.testing.scenes import Arrangement, Scene
 from attnplat.testing.stage import Stage, lay_out
 from attnplat.testing.subject import Subject
@@ -78,6 +78,15 @@ class Bench:
         self, impl: AttentionImpl, plan: Plan, stage: Stage
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Live rows of out and LSE, as the stage's arrangement asks to write and return them."""
+        out, lse = self.launch(impl, plan, stage)
+        real = stage.scene.num_rows
+        self._check_result(stage, out, lse)
+        return out[:real], None if lse is None else lse[:real]
+
+    def launch(
+        self, impl: AttentionImpl, plan: Plan, stage: Stage
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """All rows of out and LSE, not looked at."""
         kv = stage.kv
         if stage.how.write == "first" and stage.cache is not None:
             assert kv is not None
@@ -89,10 +98,7 @@ class Bench:
             plan, stage.q, stage.cache, kv=kv, **stage.options, out=stage.out, lse=give,
             return_lse=ask,
         )  # fmt: skip
-        out, lse = result if isinstance(result, tuple) else (result, give)
-        real = stage.scene.num_rows
-        self._check_result(stage, out, lse)
-        return out[:real], None if lse is None else lse[:real]
+        return result if isinstance(result, tuple) else (result, give)
 
     def _check_result(self, stage: Stage, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         scene, rules = stage.scene, stage.scene.rules
@@ -113,10 +119,13 @@ class Bench:
         ):
             raise Failed(f"lse is {lse.dtype} {list(lse.shape)}")
 
-    def judge(self, scene: Scene, outcome: Outcome, *, cancels: bool = False) -> None:
-        """Fail unless the outcome is within the contract of the truth."""
-        name = tolerance_class(scene, tf32=self._tf32())
-        allowed = CONTRACT[name]
+    def judge(
+        self, scene: Scene, outcome: Outcome, *, cancels: bool = False, merged: bool = False
+    ) -> None:
+        """Fail unless the outcome, `merged` of parts or not, is within the contract of the
+        truth."""
+        name = tolerance_class(scene, tf32=self._tf32(), merged=merged)
+        allowed = allowed_for(scene, name)
         found = gap(scene, outcome.out, outcome.lse, allowed, cancels=cancels)
         if why := found.beyond(allowed):
             raise Failed(why)
@@ -128,7 +137,7 @@ class Bench:
         self.gaps[name] = Gap(max(worst.out, found.out), max(worst.lse, found.lse))
 
     def _tf32(self) -> bool:
-        return self.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+        return self.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
 
     def agree(self, scene: Scene, how: Arrangement, **options: Any) -> Outcome:
         """Call, and fail unless the outcome is within the contract."""
@@ -143,6 +152,17 @@ def same(what: str, one: Outcome, other: Outcome) -> None:
         raise Failed(f"{what}: {count} elements of out differ")
     if one.lse is not None and other.lse is not None and (count := differing(one.lse, other.lse)):
         raise Failed(f"{what}: {count} elements of lse differ")
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """What torch may do to float32 products inside: `highest`, or `high`, which is TF32 on CUDA."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

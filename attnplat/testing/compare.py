@@ -7,7 +7,7 @@ number of keys. Rows that see no key have no relative error; they must be exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -36,10 +36,29 @@ CONTRACT = {
 """Tolerances by class: the activations' dtype, or what the arithmetic was allowed to be."""
 
 
-def tolerance_class(scene: Scene, *, tf32: bool = False) -> str:
-    """The class whose tolerance a scene's answer must keep."""
+def tolerance_class(scene: Scene, *, tf32: bool = False, merged: bool = False) -> str:
+    """The class whose tolerance a scene's answer must keep.
+
+    Parts are merged by their LSEs, which are float32 whatever the outputs are: a whole that was
+    `merged` of float64 parts is as exact as those.
+    """
     name = str(scene.config.dtype)
+    if merged and name == "float64":
+        return "float32"
     return "tf32" if tf32 and name == "float32" else name
+
+
+def allowed_for(scene: Scene, name: str) -> Tolerance:
+    """What is allowed for a scene's answer in a class.
+
+    No order of a sum of n numbers is promised to be nearer than n roundings (Higham, Accuracy and
+    Stability of Numerical Algorithms, 4.2). In float64, and only there, very long sequences reach
+    that.
+    """
+    allowed = CONTRACT[name]
+    if name != "float64":
+        return allowed
+    return replace(allowed, out=max(allowed.out, max(scene.seq_lens, default=0) * 2.0**-53))
 
 
 @dataclass(frozen=True)

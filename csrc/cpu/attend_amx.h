@@ -45,7 +45,7 @@ static inline void read_queries(Work &w, const Buffers &b) {
       alignas(64) Half block[16][32];
       const Half *at[16];
       for (int64_t n = 0; n < 16; n++) {
-        H::store(block[n], from[n] ? take_halves<BF16>(from[n], d, w.k_size) : H::load(none));
+        H::store(block[n], from[n] ? take_query(w, from[n], d) : H::load(none));
         at[n] = block[n];
       }
       if (turns_queries(w)) {
@@ -356,7 +356,7 @@ static inline bool settle_tiles(Work &w, const Buffers &b) {
 }
 
 static inline void measure_tiles(Work &w, const attnplat_cpu_plan *plan, const Task *task) {
-  measure(w, plan, task);
+  measure_halves(w, plan, task);
   // Long tiles fit the second-level cache where values are narrow, or inside keys.
   bool inside = plan->values_in_keys && plan->topk == 0 && !is_latent(plan->kv_encoding);
   w.tile_keys = w.v_size <= 128 || inside ? kTile : kTile / 2;

@@ -20,7 +20,7 @@ static inline void place_buffers(const Work &w, Arena &arena, Buffers &b) {
 static inline void read_queries(Work &w, const Buffers &b) {
   for (int64_t r = 0; r < w.rows; r++)
     for (int64_t d = 0; d < w.k_pad; d += 32)
-      H::store(b.q + r * w.k_pad + d, take_halves<BF16>(query_row(w, r), d, w.k_size));
+      H::store(b.q + r * w.k_pad + d, take_query(w, query_row(w, r), d));
 }
 
 template <class E, int Rows>
@@ -160,7 +160,7 @@ static inline bool settle_tiles(Work &w, const Buffers &) {
 }
 
 static inline void measure_tiles(Work &w, const attnplat_cpu_plan *plan, const Task *task) {
-  measure(w, plan, task);
+  measure_halves(w, plan, task);
 }
 
 static int32_t block_rows(const attnplat_cpu_plan *, int64_t) { return kBlockRows; }

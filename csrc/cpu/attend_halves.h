@@ -2,16 +2,23 @@
 // `rest`, another's.
 
 static inline void decode_tile(Work &w) {
+  int64_t rest = w.plan->head_size, split = splits_rows(w.plan) ? kSplitSize : 0;
   for (int64_t n = w.from; n < w.to; n++) {
     if (w.k_at[n] == w.zeros) continue;
     Half *to = reinterpret_cast<Half *>(w.decoded) + n * w.k_pad;
     V::F low = V::zero();
     decode_latent(w.plan->kv_encoding, reinterpret_cast<const uint8_t *>(w.k_at[n]),
-                  w.scales_at[n], [to, &low](int64_t d, V::F x) {
-                    if (d % 32 == 0)
+                  w.scales_at[n], [=, &low](int64_t d, V::F x) {
+                    if (d % 32 == 0) {
                       low = x;
-                    else
-                      H::store(to + d - 16, H::pack(low, x));
+                      return;
+                    }
+                    Half *own = to + d - 16;
+                    H::store(own, H::pack(low, x));
+                    if (d >= split) return;
+                    V::F y = V::sub(low, V::template get<BF16>(reinterpret_cast<char *>(own)));
+                    V::F z = V::sub(x, V::template get<BF16>(reinterpret_cast<char *>(own + 16)));
+                    H::store(own + rest, H::pack(y, z));
                   });
     w.k_at[n] = w.v_at[n] = reinterpret_cast<const char *>(to);
   }

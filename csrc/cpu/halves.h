@@ -51,10 +51,30 @@ static inline void turn_halves(const Half *const *rows, int64_t d, Half *to) {
   for (int i = 0; i < 16; i++) V::store(reinterpret_cast<float *>(to + 32 * i), x[i]);
 }
 
+// Codes times a scale that is no power of two are no bfloat16 numbers. Rounded, they would put the
+// LSE of a few keys off by 1e-3. So a row in scratch has what rounding took behind it, and a query
+// row its front once more: a product of both is that of what the codes mean, to 2^-17 of it.
+constexpr int64_t kSplitSize = 512;
+
+static inline bool splits_rows(const attnplat_cpu_plan *plan) {
+  return plan->kv_encoding == ATTNPLAT_MLA_FP8_656;
+}
+
+static inline void measure_halves(Work &w, const attnplat_cpu_plan *plan, const Task *task) {
+  measure(w, plan, task);
+  if (splits_rows(plan)) w.k_size = w.k_pad = plan->head_size + kSplitSize;
+}
+
 static inline const char *query_row(const Work &w, int64_t r) {
   const attnplat_cpu_tensors *t = w.tensors;
   int64_t token = w.plan->query_start[w.task->request] + w.first_token + w.token_of(r);
   return static_cast<const char *>(t->q) + 2 * (token * t->q_token + w.head_of(r) * t->q_head);
+}
+
+// Thirty-two elements of a query row for those of a key's row in scratch from the d-th on.
+static inline H::X take_query(const Work &w, const char *row, int64_t d) {
+  int64_t size = w.plan->head_size;
+  return take_halves<BF16>(row, d < size ? d : d - size, size);
 }
 
 // The tile's keys as pairs of elements by keys, 16 keys and 32 elements at a time.

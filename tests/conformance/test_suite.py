@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from attnplat.backends.kv_cache import KVCache
 from attnplat.backends.portable.torch_sdpa import TorchSdpaImpl
 from attnplat.cli import check
 from attnplat.cli.main import main
@@ -28,14 +30,17 @@ ROOT = Path(__file__).resolve().parents[2]
 # The contract's kinds and how many cases each has; R are its bitwise rules.
 COUNTS = {
     "A": 13, "B": 15, "C": 14, "D": 20, "E": 15, "F": 14, "G": 17, "H": 17, "I": 16,
-    "J": 12, "K": 8, "L": 11, "M": 13, "N": 8, "O": 10, "R": 12,
+    "J": 12, "K": 8, "L": 11, "M": 13, "N": 8, "O": 11, "R": 12,
 }  # fmt: skip
+
+# Cases that the contract does not have.
+OWN = ("O11",)
 
 
 def test_every_case_of_the_contract_is_there_once_and_none_silently_missing() -> None:
     expected = [f"{kind}{n}" for kind, count in COUNTS.items() for n in range(1, count + 1)]
     assert [case.id for case in CASES] == expected
-    assert sum(count for kind, count in COUNTS.items() if kind != "R") == 203
+    assert sum(count for kind, count in COUNTS.items() if kind != "R") == 203 + len(OWN)
     for case in CASES:
         assert case.claim
         assert bool(case.absent) == (case.build is None), case.id
@@ -188,3 +193,35 @@ def test_importing_the_records_loads_no_torch() -> None:
     code = "import sys, attnplat.testing.records; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60)
     assert done.returncode == 0
+
+
+# In a compiled graph ----------------------------------------------------------------------------
+
+
+class Copies(TorchSdpaImpl):
+    """The cache as it was is kept beside the new one."""
+
+    def write_kv(self, cache: KVCache, *args: Any, **scales: Any) -> None:
+        kept = cache.k.clone()
+        super().write_kv(cache, *args, **scales)
+        cache.k.copy_(torch.where(cache.k == cache.k, cache.k, kept))
+
+
+class Stale(TorchSdpaImpl):
+    """The last new token is written as zeros."""
+
+    def write_kv(self, cache: KVCache, k: torch.Tensor, *args: Any, **scales: Any) -> None:
+        k = torch.cat([k[:-1], torch.zeros_like(k[-1:])])
+        super().write_kv(cache, k, *args, **scales)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("impl", "says"),
+    [(TorchSdpaImpl, ""), (Copies, "the cache is copied"), (Stale, "off by")],
+)
+def test_what_is_wrong_in_a_compiled_graph_is_seen(impl: type[TorchSdpaImpl], says: str) -> None:
+    report = run_conformance(subject_of("TORCH_SDPA").replace(impl=impl), level="full", ids=["M12"])
+    (result,) = report.results
+    assert result.status == (Status.FAILED if says else Status.PASSED), result.reason
+    assert says in result.reason

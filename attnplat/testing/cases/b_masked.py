@@ -183,7 +183,7 @@ def parts_agree(t: Terrain, whole: Scene, cuts: list[int]) -> Check:
             sinks = whole.sinks.to(bench.device)
             out, lse = bench.subject.library.apply_sinks(out, lse, sinks)
         first = found[0]
-        bench.judge(whole, replace(first, out=out, lse=lse))
+        bench.judge(whole, replace(first, out=out, lse=lse), merged=True)
 
     return Check(layers(whole, *parts), run, f"{whole} cut at {cuts}")
 

@@ -10,7 +10,7 @@ from attnplat.config.layer import MlaConfig
 from attnplat.testing.bench import Bench, Outcome, layers
 from attnplat.testing.bits import differing
 from attnplat.testing.case import Check, Failed
-from attnplat.testing.compare import CONTRACT
+from attnplat.testing.compare import CONTRACT, tolerance_class
 from attnplat.testing.inputs import generator, normal
 from attnplat.testing.paging import paging_of
 from attnplat.testing.scenes import Scene
@@ -29,7 +29,7 @@ def cascaded(t: Terrain, whole: Scene, blocks: tuple[tuple[int, ...], ...], shar
         out, lse = made.forward(plan, stage.q, stage.cache, kv=stage.kv, **stage.options)
         rows = whole.num_rows
         unused = bench.impl(whole).plan(stage.batch, stage.pages)
-        bench.judge(whole, Outcome(out[:rows], lse[:rows], stage, unused))
+        bench.judge(whole, Outcome(out[:rows], lse[:rows], stage, unused), merged=True)
         if damage := stage.damage():
             raise Failed(damage)
 
@@ -69,7 +69,7 @@ def latent_layer(
         got = subject.library.mla_attend(layer, plan, stage.cache, *q, *new, *w)
         off = float((got.cpu().double() - truth).norm() / truth.norm())
         # Projections round, too: once before and once after attention.
-        if not off <= 3 * CONTRACT[str(t.dtype)].out:
+        if not off <= 3 * CONTRACT[tolerance_class(scene, merged=True)].out:
             raise Failed(f"the layer is off by {off:.1e}")
         if damage := stage.damage():
             raise Failed(damage)

@@ -245,14 +245,14 @@ def _(t: Terrain) -> Checks:
         impl = bench.impl(plain)
         stage = bench.lay_out(plain, t.pages(), impl)
         plan = impl.plan(stage.batch, stage.pages)
-        wrong = stage.q.to(torch.float64)
+        wrong = stage.q.to(torch.float32 if t.dtype == "float64" else torch.float64)
         raises(
             "q of another dtype",
             PlanMismatchError,
             lambda: impl.forward(plan, wrong, stage.cache),
         )
 
-    yield Check(layers(plain), run, "q of float64")
+    yield Check(layers(plain), run, "q of float64, or float32")
 
 
 @F.case(14, "Head sizes that leave a tail to matrix tiles of 32 are right", every_dtype=True)

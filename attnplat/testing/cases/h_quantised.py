@@ -187,8 +187,8 @@ def by_definition(format: Format) -> Check:
 def _awkward(size: int, name: str) -> torch.Tensor:
     """Rows of numbers of all sizes, of one sign, exact powers of two and ties among them."""
     gen = generator("awkward", name, size)
-    x = torch.randn(12, size, generator=gen)
-    x *= torch.tensor([1e-30, 1e-6, 1e-3, 1.0, 300.0, *[1.0] * 7])[:, None]
+    x = torch.randn(13, size, generator=gen)
+    x *= torch.tensor([1e-30, 1e-6, 1e-3, 1.0, 300.0, *[1.0] * 8])[:, None]
     x[5], x[6] = x[5].abs() + 1, -x[6].abs() - 1
     steps = torch.randint(-30, 31, (size,), generator=gen)
     # Quarters: what is halfway between two codes of every format, and the largest of each.
@@ -196,6 +196,8 @@ def _awkward(size: int, name: str) -> torch.Tensor:
     # Of 4-bit integers: a scale of 1, a zero point of 3, and ties.
     ties = torch.tensor([-3.0, 12.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.5])
     x[11] = ties.repeat(size)[:size]
+    # The zero point and the largest both round up, to one more than 4 bits hold.
+    x[12] = torch.tensor([-3.5, 11.5, 0.0, 1.0]).repeat(size)[:size]
     x[9] = 0
     x[10] = torch.randn(size, generator=gen) * 1e-40
     x[8] = torch.tensor([448.0, 240.0, 6.0, 7.0, 0.0, -0.0, 127.0, 512.0]).repeat(size)[:size]

@@ -31,10 +31,13 @@ def _(t: Terrain) -> Checks:
     latent, expanded = t.latent(), t.expanded()
     nope, rank, rope, value, heads = 16, 32, 8, 16, 4
     gen = generator("absorbed", t.seed)
-    w_uk = torch.randn(heads, nope, rank, generator=gen) / rank**0.5
-    w_uv = torch.randn(heads, rank, value, generator=gen) / rank**0.5
-    q_nope, q_rope = (torch.randn(9, heads, n, generator=gen) for n in (nope, rope))
-    latents, k_rope = torch.randn(30, rank, generator=gen), torch.randn(30, rope, generator=gen)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=gen).double()
+
+    w_uk, w_uv = drawn(heads, nope, rank) / rank**0.5, drawn(heads, rank, value) / rank**0.5
+    q_nope, q_rope = (drawn(9, heads, n) for n in (nope, rope))
+    latents, k_rope = drawn(30, rank), drawn(30, rope)
     q = torch.cat([torch.einsum("thn,hnr->thr", q_nope, w_uk), q_rope], -1)
     row = torch.cat([latents, k_rope], -1)[:, None]
     k = torch.cat(
@@ -51,7 +54,7 @@ def _(t: Terrain) -> Checks:
 
     def run(bench: Bench) -> None:
         inner = bench.agree(absorbed, t.pages()).out.cpu().double()
-        wide = torch.einsum("thr,hrv->thv", inner, w_uv.double())
+        wide = torch.einsum("thr,hrv->thv", inner, w_uv)
         other = bench.agree(plain, t.pages()).out.cpu().double()
         off = float((wide - other).norm() / other.norm())
         if not off <= 10 * CONTRACT[str(t.dtype)].out:
@@ -112,7 +115,7 @@ def _chunked(t: Terrain, query_lens: list[int], seq_lens: list[int], chunk: int)
         states = [(o.out, o.lse) for o in found if o.lse is not None]
         merge = bench.subject.library.merge_states
         out, lse = merge([s[0] for s in states], [s[1] for s in states])
-        bench.judge(whole, replace(found[0], out=out, lse=lse))
+        bench.judge(whole, replace(found[0], out=out, lse=lse), merged=True)
 
     return Check(layers(whole), run, f"{whole}, context in chunks of {chunk}")
 
@@ -269,7 +272,7 @@ def _ranked(t: Terrain, whole: Scene) -> Check:
         found = [bench.agree(shard, t.pages()) for shard in shards]
         lses = [o.lse for o in found if o.lse is not None]
         out, lse = bench.subject.library.merge_states([o.out for o in found], lses)
-        bench.judge(whole, replace(found[0], out=out, lse=lse))
+        bench.judge(whole, replace(found[0], out=out, lse=lse), merged=True)
 
     return Check(layers(whole, *shards), run, str(whole))
 

@@ -47,7 +47,7 @@ def _merged(bench: Bench, whole: Scene, parts: list[Outcome]) -> None:
     """Fail unless the parts, row by row, merge to the whole."""
     lses = [part.lse for part in parts if part.lse is not None]
     out, lse = bench.subject.library.combine_shards([part.out for part in parts], lses)
-    bench.judge(whole, replace(parts[0], out=out, lse=lse))
+    bench.judge(whole, replace(parts[0], out=out, lse=lse), merged=True)
 
 
 def _combines(t: Terrain, whole: Scene, size: int, interleave: int) -> Check:

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnplat.backends.batch import BatchBounds
+from attnplat.backends.handle import HANDLE_TYPE
 from attnplat.backends.plan import Plan
 from attnplat.backends.workspace import Workspace
 from attnplat.config.names import Feature
@@ -19,6 +20,8 @@ from attnplat.errors import AttnplatError
 from attnplat.testing.bench import Bench, Outcome, layers, raises, same, threads
 from attnplat.testing.bits import differing
 from attnplat.testing.case import CaseList, Check, Checks, Failed, Refused
+from attnplat.testing.compiled import Compiled
+from attnplat.testing.graphs import Recording
 from attnplat.testing.guard import in_child
 from attnplat.testing.inputs import edges, normal
 from attnplat.testing.scenes import Scene
@@ -286,11 +289,23 @@ def _(t: Terrain) -> Checks:
         yield Check(layers(scene), run, str(scene))
 
 
-M.absent(
-    10,
-    "A call may be captured on a side stream and replayed",
-    "deferred: asked of TORCH_SDPA by tests/execution/test_graphs_on_device.py alone",
-)
+@M.case(10, "A call may be captured on a side stream and replayed")
+def _(t: Terrain) -> Checks:
+    if t.device != "cuda":
+        return
+    for config in (t.layer(), t.layer(sinks=True), t.layer(sliding_window=(5, -1))):
+        first, second = (normal(config, *LENS, seed=seed) for seed in (0, 1))
+
+        def run(bench: Bench, first: Scene = first, second: Scene = second) -> None:
+            impl, how = bench.impl(first), t.pages()
+            stage = bench.lay_out(first, how, impl)
+            bounds = BatchBounds(max_reqs=4, max_tokens=23, max_query_len=18, max_seq_len=40)
+            plan = impl.plan(stage.batch, stage.pages, bounds=bounds)
+            recording = Recording(bench, impl, plan, stage)
+            for scene in (first, second, first):
+                bench.judge(scene, recording.replay(bench.lay_out(scene, how, impl)))
+
+        yield Check(layers(first, second), run, str(first))
 
 
 def _invariant(t: Terrain, note: str, changes: dict[str, object]) -> Check:
@@ -328,11 +343,25 @@ def _(t: Terrain) -> Checks:
         yield _invariant(t, f"batch-mates, padding and bounds; {changes}", dict(changes))
 
 
-M.absent(
-    12,
-    "torch.compile clones no cache and keeps write before read",
-    "deferred: asked of the backends of a CPU by tests/execution/test_compile.py alone",
-)
+@M.case(12, "torch.compile clones no cache and keeps write before read", threaded=True)
+def _(t: Terrain) -> Checks:
+    if not t.full:  # a graph takes a compiler longer than all other cases of a quick run
+        return
+    config = t.layer()
+    steps = [
+        edges(normal(config, [1, 1], lens, seed=n)) for n, lens in enumerate(([20, 33], [7, 64]))
+    ]
+
+    def run(bench: Bench) -> None:
+        if HANDLE_TYPE is None:
+            raise Refused("torch before 2.11: graphs break at plans")
+        impl, how = bench.impl(steps[0]), t.pages(write="first", out="allocated")
+        compiled = Compiled(impl)
+        for n, scene in enumerate(steps):
+            ask = compiled.again if n else compiled.first
+            ask(bench, scene, bench.lay_out(scene, how, impl))
+
+    yield Check(layers(*steps), run, "a whole graph")
 
 
 @M.case(13, "One workspace may serve several layers and backends in turn")

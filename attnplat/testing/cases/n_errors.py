@@ -370,7 +370,7 @@ def _(t: Terrain) -> Checks:
             "head_size": 2 * spec.head_size,
             "v_head_size": 2 * spec.v_head_size,
             "block_size": 2 * spec.block_size,
-            "encoding": "float64",
+            "encoding": "float32" if t.dtype == "float64" else "float64",
         }
         for name, value in wrong.items():
             cache = KVCache.allocate(replace(spec, **{name: value}), 4, bench.device)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from attnplat.testing.bench import Bench, agrees, layers
+from attnplat.testing.bench import Bench, agrees, float32_products, layers
 from attnplat.testing.case import CaseList, Check, Checks, Failed
 from attnplat.testing.inputs import generator, normal, uniform
 from attnplat.testing.scenes import Scene
@@ -160,3 +160,24 @@ def _(t: Terrain) -> Checks:
             raise Failed("keys 200 below the greatest have a weight")
 
     yield Check(layers(_spike(t, 200.0)), run, "a weight of exp(-200)")
+
+
+@O.case(11, "Where TF32 is allowed, float32 keeps its tolerance, and nothing else is changed")
+def _(t: Terrain) -> Checks:
+    if t.device != "cuda":
+        return
+    changes: tuple[dict[str, object], ...] = (
+        {},
+        {"logits_soft_cap": 9.0},
+        {"sliding_window": (70, -1)},
+    )
+    for own in changes:
+        scene = normal(t.layer(head_size=max(64, t.head_size), **own), [1, 3, 40], [600, 200, 40])
+
+        def run(bench: Bench, scene: Scene = scene) -> None:
+            with float32_products("high"):
+                bench.agree(scene, t.pages())
+            with float32_products("highest"):
+                bench.agree(scene, t.pages())
+
+        yield Check(layers(scene), run, str(scene))

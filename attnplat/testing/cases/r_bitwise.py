@@ -7,7 +7,8 @@ import torch
 from attnplat.backends.batch import BatchBounds
 from attnplat.testing.bench import Bench, Outcome, layers, same, threads, unchanged
 from attnplat.testing.bits import differing
-from attnplat.testing.case import CaseList, Check, Checks, Failed
+from attnplat.testing.case import CaseList, Check, Checks, Failed, Refused
+from attnplat.testing.graphs import Recording
 from attnplat.testing.inputs import normal
 from attnplat.testing.scenes import Scene
 from attnplat.testing.terrain import Terrain
@@ -148,11 +149,29 @@ def _(t: Terrain) -> Checks:
         yield Check(layers(scene), run, str(scene))
 
 
-R.absent(
-    11,
-    "A graph replayed, or the calls it was captured from",
-    "deferred: asked of TORCH_SDPA by tests/execution/test_graphs_on_device.py alone",
-)
+@R.case(11, "A graph replayed, or the calls it was captured from")
+def _(t: Terrain) -> Checks:
+    if t.device != "cuda":
+        return
+    for scene in kinds(t, 11):
+        other = scene.reordered(range(len(scene.requests) - 1, -1, -1))
+
+        def run(bench: Bench, scene: Scene = scene, other: Scene = other) -> None:
+            impl, how = bench.impl(scene), t.pages(padding=64 - scene.num_rows)
+            bounds = BatchBounds(max_reqs=9, max_tokens=64, max_query_len=64, max_seq_len=256)
+            first = bench.lay_out(other, how, impl)
+            plan = impl.plan(first.batch, first.pages, bounds=bounds)
+            recording = Recording(bench, impl, plan, first)
+            for step in (scene, other, scene):
+                fresh = bench.agree(step, how, bounds=bounds)
+                stage = bench.lay_out(step, how, impl)
+                impl.update(plan, stage.batch, stage.pages)
+                same("a replay", fresh, recording.replay(stage))
+                for name, own, theirs in recording.written(fresh.stage):
+                    if count := differing(own, theirs):
+                        raise Failed(f"a replay: {count} elements of all of {name} differ")
+
+        yield Check(layers(scene), run, str(scene))
 
 
 @R.case(12, "Any number of CPU threads", threaded=True)
@@ -166,6 +185,8 @@ def _(t: Terrain) -> Checks:
     for scene in [*kinds(t, 12), *long]:
 
         def run(bench: Bench, scene: Scene = scene) -> None:
+            if not bench.subject.impl.ignores_threads:
+                raise Refused("does not say that the number of threads changes no bit")
             outcomes: list[Outcome] = []
             for count in (1, 2, 3) if t.full else (1, 2):
                 with threads(count):

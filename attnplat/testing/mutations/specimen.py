@@ -70,6 +70,7 @@ class Specimen(AttentionImpl):
     features = REFERENCE_FEATURES
     encodings = frozenset(name for name, format in FORMATS.items() if not format.keys_only)
     needs_host_lengths = True
+    ignores_threads = True
     tile = 128
 
     # Planning ---------------------------------------------------------------------------------

@@ -100,6 +100,7 @@ class CpuAttnImpl(AttentionImpl):
     )
     block_size = 128
     needs_host_lengths = True
+    ignores_threads = True
 
     def __init__(
         self,
