@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +16,15 @@ from attnplat.cli.tables import print_table
 from attnplat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from attnplat.testing.runner import Report, Result
+    from attnplat.testing.runner import Answers, Report, Result, Suite
+    from attnplat.testing.subject import Subject
+    from attnplat.testing.terrain import Level
 
 
 RECORDS = Path("conformance/records")
+
+LEAST_SHARE = 20
+"""Cases for which another process is started."""
 
 WIDTH = 100
 """Characters of a reason in a table; failures are told in full below it."""
@@ -59,28 +67,70 @@ def run(args: argparse.Namespace) -> int:
         return _list_cases(args)
     if args.mutations:
         return _mutate(args)
-    from attnplat.testing.runner import Suite, chosen, run_conformance
     from attnplat.testing.subject import subject_of
 
-    chosen(args.case)
     subjects = [subject_of(b, args.device) for b in args.backend or backends_here(args.device)]
-    suite, reports = Suite(), []
-    for subject in subjects:
-        reports.append(
-            run_conformance(
-                subject,
-                args.device,
-                "full" if args.full else "quick",
-                ids=args.case,
-                seed=args.seed,
-                suite=suite,
-                progress=_progress(subject.name, args),
-            )
-        )
-        _show(reports[-1], args)
+    reports = []
+    for report in _reports(subjects, args):
+        reports.append(report)
+        _show(report, args)
     if args.json:
         print(json.dumps(_told(reports), indent=2))
     return EXIT_OK if all(report.ok for report in reports) else EXIT_NO
+
+
+def _reports(subjects: list[Subject], args: argparse.Namespace) -> Iterator[Report]:
+    """A report each. On a CPU every core asks all subjects its share of the cases, so that what
+    a case needs is built once."""
+    import torch
+
+    from attnplat.testing.children import can_fork, each_in_a_child
+    from attnplat.testing.runner import Suite, chosen, joined
+
+    ids = [case.id for case in chosen(args.case)]
+    cores = len(os.sched_getaffinity(0)) if can_fork() and args.device == "cpu" else 1
+    shares = min(cores, len(ids) // LEAST_SHARE)
+    if shares < 2:
+        suite = Suite()
+        for subject in subjects:
+            yield _ask(subject, args, ids, suite, watched=True)
+        return
+    torch.set_num_threads(1)
+    works = [partial(_ask_all, subjects, args, ids[n::shares], n == 0) for n in range(shares)]
+    told = list(each_in_a_child(works, shares))
+    for n, subject in enumerate(subjects):
+        yield joined(subject, _level(args), args.seed, [answers[n] for answers in told])
+
+
+def _level(args: argparse.Namespace) -> Level:
+    return "full" if args.full else "quick"
+
+
+def _ask(
+    subject: Subject, args: argparse.Namespace, ids: list[str], suite: Suite, *, watched: bool
+) -> Report:
+    from attnplat.testing.runner import run_conformance
+
+    return run_conformance(
+        subject,
+        args.device,
+        _level(args),
+        ids=ids,
+        seed=args.seed,
+        suite=suite,
+        progress=_progress(subject.name, args) if watched else None,
+    )
+
+
+def _ask_all(
+    subjects: list[Subject], args: argparse.Namespace, ids: list[str], watched: bool
+) -> list[Answers]:
+    """In a child, of each subject."""
+    from attnplat.testing.runner import Answers, Suite
+
+    suite = Suite()
+    found = [_ask(subject, args, ids, suite, watched=watched) for subject in subjects]
+    return [Answers(report.results, report.gaps, report.seconds) for report in found]
 
 
 def _check_options(args: argparse.Namespace) -> None:

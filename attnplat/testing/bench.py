@@ -133,8 +133,7 @@ class Bench:
 
     def note(self, name: str, found: Gap) -> None:
         """Remember an error of a class."""
-        worst = self.gaps.get(name, Gap())
-        self.gaps[name] = Gap(max(worst.out, found.out), max(worst.lse, found.lse))
+        self.gaps[name] = found.worse(self.gaps.get(name, Gap()))
 
     def _tf32(self) -> bool:
         return self.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"

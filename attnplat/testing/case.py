@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnplat.backends.formats.encodings import Encoding
 from attnplat.config.layer import LayerConfig
@@ -61,6 +61,16 @@ class Case:
     absent: str = ""
     every_dtype: bool = False
     threaded: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its id: what builds its checks is code."""
+        return _case_of, (self.id,)
+
+
+def _case_of(name: str) -> Case:
+    from attnplat.testing.cases import CASES
+
+    return next(case for case in CASES if case.id == name)
 
 
 class CaseList:

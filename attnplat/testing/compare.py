@@ -75,6 +75,10 @@ class Gap:
     lse: float = 0.0
     wrong: str | None = None
 
+    def worse(self, other: Gap) -> Gap:
+        """The larger error of each kind."""
+        return Gap(max(self.out, other.out), max(self.lse, other.lse))
+
     def beyond(self, allowed: Tolerance) -> str | None:
         """Why the answer is not accepted, or None."""
         if self.wrong is not None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnplat.backends.formats.encodings import Encoding
 from attnplat.backends.interface import AttentionImpl
@@ -268,6 +268,32 @@ def run_conformance(
         results=tuple(results),
         gaps=bench.gaps,
         seconds=time.perf_counter() - started,
+    )
+
+
+class Answers(NamedTuple):
+    """What a report has beside its subject, parts of which are code: it goes between processes."""
+
+    results: tuple[Result, ...]
+    gaps: dict[str, Gap]
+    seconds: float
+
+
+def joined(subject: Subject, level: Level, seed: int, parts: Sequence[Answers]) -> Report:
+    """The report of all cases, from answers to shares of them."""
+    gaps: dict[str, Gap] = {}
+    for part in parts:
+        for name, gap in part.gaps.items():
+            gaps[name] = gap.worse(gaps.get(name, Gap()))
+    order = {case.id: n for n, case in enumerate(CASES)}
+    results = [result for part in parts for result in part.results]
+    return Report(
+        subject=subject,
+        level=level,
+        seed=seed,
+        results=tuple(sorted(results, key=lambda result: order[result.case.id])),
+        gaps=gaps,
+        seconds=max(part.seconds for part in parts),
     )
 
 

@@ -83,8 +83,10 @@ def test_every_committed_record_is_about_known_backends_and_cases_and_shows_no_f
         assert not found.failed, found.name
         for name in ("passed", "refused", "not applicable", "partly refused"):
             assert set(found.values[name]) <= known, found.name
-        for worst in found.values["errors"].values():
-            assert worst["out"] <= worst["out allowed"]
+        for name, worst in found.values["errors"].items():
+            # Float64 sums of the longest sequences may be off by a rounding for every key.
+            roundings = 131_072 * 2.0**-53 if name == "float64" else 0.0
+            assert worst["out"] <= max(worst["out allowed"], roundings)
             assert worst["lse"] <= worst["lse allowed"]
 
 

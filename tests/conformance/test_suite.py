@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from attnplat.config.names import Feature
 from attnplat.errors import ConfigError, UnknownNameError
 from attnplat.testing import CASES, Status, Suite, run_conformance, subject_of
 from attnplat.testing.bits import differing
+from attnplat.testing.children import each_in_a_child
 from attnplat.testing.compare import CONTRACT, gap
 from attnplat.testing.inputs import edges, normal
 from attnplat.testing.mutations.specimen import Specimen
@@ -225,3 +227,28 @@ def test_what_is_wrong_in_a_compiled_graph_is_seen(impl: type[TorchSdpaImpl], sa
     (result,) = report.results
     assert result.status == (Status.FAILED if says else Status.PASSED), result.reason
     assert says in result.reason
+
+
+# Side by side ------------------------------------------------------------------------------------
+
+
+def test_cores_share_the_cases_and_the_report_is_that_of_one() -> None:
+    ids = [option for kind in "ABCDN" for option in ("--case", kind)]
+    command = [sys.executable, "-m", "attnplat", "check", "REFERENCE", "TORCH_SDPA", "--json"]
+    done = subprocess.run([*command, *ids], cwd=ROOT, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)["backends"]
+    for backend, found in zip(("REFERENCE", "TORCH_SDPA"), told, strict=True):
+        alone = run_conformance(backend, ids=list("ABCDN")).to_dict()
+        assert {**found, "seconds": 0} == {**alone, "seconds": 0}
+
+
+def test_a_child_gives_its_result_its_error_or_its_death() -> None:
+    assert list(each_in_a_child([lambda: 1, lambda: 2, lambda: 3], 2)) == [1, 2, 3]
+
+    def refuses() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        list(each_in_a_child([refuses], 1))
+    with pytest.raises(ChildProcessError, match="told nothing"):
+        list(each_in_a_child([lambda: os._exit(3)], 1))
