@@ -10,6 +10,7 @@ import torch
 
 from attnplat.backends.batch import Batch, BatchBounds, PageTable
 from attnplat.backends.formats.element_codec import decode_elements, encode_elements
+from attnplat.backends.handle import HANDLE_TYPE
 from attnplat.backends.interface import AttentionImpl
 from attnplat.backends.kv_cache import KVCache
 from attnplat.backends.portable.reference import ReferenceImpl
@@ -112,7 +113,8 @@ def test_both_may_be_codes_in_a_plan_that_is_updated_in_place_and_in_a_graph(
     want = codes_of(plain[:3] / 0.02, torch.float8_e4m3fn)
     assert torch.equal(expected[:3].view(torch.uint8), want.view(torch.uint8))
     torch._dynamo.reset()
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    # Before torch 2.11 the graph ends at the call, and the result is the same.
+    compiled = torch.compile(run, fullgraph=HANDLE_TYPE is not None, backend="aot_eager")
     with torch.no_grad():
         assert torch.equal(compiled(codes).view(torch.uint8), expected.view(torch.uint8))
 

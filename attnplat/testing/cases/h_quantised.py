@@ -617,7 +617,9 @@ def _as_codes(scene: Scene, dtype: torch.dtype, scale: torch.Tensor) -> tuple[to
         own = (request.q.float() / each).to(dtype)
         codes.append(own)
         requests.append(replace(request, q=(own.float() * each).to(scene.dtype)))
-    return torch.cat(codes), scene.replace(requests=tuple(requests))
+    # As bytes: torch before 2.9 joins no fp8 tensors on a CPU.
+    joined = torch.cat([own.view(torch.uint8) for own in codes]).view(dtype)
+    return joined, scene.replace(requests=tuple(requests))
 
 
 def _codes_in(
