@@ -84,11 +84,11 @@ def check_apart(name: str, written: torch.Tensor, others: dict[str, torch.Tensor
     """
     if written.device.type == "meta":
         return
-    begin, end = _extent(written)
+    begin, end = extent_of(written)
     for other, tensor in others.items():
         if tensor is None or tensor.data_ptr() >= end:
             continue
-        if _extent(tensor)[1] <= begin or begin == end:
+        if extent_of(tensor)[1] <= begin or begin == end:
             continue
         if _meet(written, tensor):
             raise TensorError(
@@ -98,7 +98,7 @@ def check_apart(name: str, written: torch.Tensor, others: dict[str, torch.Tensor
             )
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of its first byte and of the first behind it; equal for no elements."""
     begin = tensor.data_ptr()
     if not tensor.numel():

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 from attnplat.backends.batch import PageTable
-from attnplat.backends.checks import check_apart, check_tensor, to_device, torch_dtype
+from attnplat.backends.checks import (
+    check_apart,
+    check_tensor,
+    extent_of,
+    to_device,
+    torch_dtype,
+)
 from attnplat.backends.formats.encodings import PLAIN_ENCODINGS, Encoding
 from attnplat.backends.formats.facts import Format, format_of
 from attnplat.backends.formats.pages import Pages
@@ -187,12 +193,9 @@ class _Shared:
         if k.untyped_storage().data_ptr() != v.untyped_storage().data_ptr() or not k.numel():
             return None
         places = tuple((t.shape, t.stride(), int(t.storage_offset())) for t in (k, v))
-        first = min(offset for _, _, offset in places)
-        last = max(
-            offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-            for shape, strides, offset in places
-        )
-        return cls(k.as_strided((last + 1 - first,), (1,), first), places)
+        begins, ends = zip(extent_of(k), extent_of(v), strict=True)
+        length = (max(ends) - min(begins)) // k.element_size()
+        return cls(k.as_strided((length,), (1,), min(place[2] for place in places)), places)
 
     def views(self) -> list[torch.Tensor]:
         """k and v."""

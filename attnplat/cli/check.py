@@ -97,7 +97,7 @@ def _reports(subjects: list[Subject], args: argparse.Namespace) -> Iterator[Repo
         return
     torch.set_num_threads(1)
     works = [partial(_ask_all, subjects, args, ids[n::shares], n == 0) for n in range(shares)]
-    told = list(each_in_a_child(works, shares))
+    told = each_in_a_child(works)
     for n, subject in enumerate(subjects):
         yield joined(subject, _level(args), args.seed, [answers[n] for answers in told])
 

@@ -17,6 +17,7 @@ from attnplat.config.backend_names import BackendName, parse_backend
 from attnplat.config.entry_points import BACKENDS, declared
 from attnplat.config.frozen import FrozenMap
 from attnplat.config.names import INDEXER_KV_DTYPES, LayerKind, parse_name
+from attnplat.config.numbers import is_whole
 from attnplat.errors import ConfigError, ConflictError, UnknownNameError
 
 FLASH_ATTN_VERSIONS = (2, 3, 4)
@@ -194,7 +195,7 @@ class AttentionConfig:
         _check_choice("indexer_kv_dtype", dtype, INDEXER_KV_DTYPES)
         self._set("indexer_kv_dtype", dtype)
         version = self.flash_attn_version
-        if version is not None and not (_is_whole(version) and version in FLASH_ATTN_VERSIONS):
+        if version is not None and not (is_whole(version) and version in FLASH_ATTN_VERSIONS):
             raise ConfigError(f"flash_attn_version is {version!r}; it takes 2, 3, 4 or None")
         prefill = self.mla_prefill_backend
         if prefill is not None:
@@ -325,15 +326,10 @@ def _check_bool(name: str, value: Any, *, optional: bool = False) -> None:
     raise ConfigError(f"{name} is {value!r}; it takes true or false" + (" or null" * optional))
 
 
-def _is_whole(value: Any) -> bool:
-    """Whether it is an integer; 3.0 and true are none, though they equal one."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _check_int(name: str, value: Any, least: int, most: int, *, optional: bool = True) -> None:
     if value is None and optional:
         return
-    if not _is_whole(value) or not least <= value <= most:
+    if not is_whole(value) or not least <= value <= most:
         raise ConfigError(f"{name} is {value!r}; it takes an integer from {least} to {most}")
 
 

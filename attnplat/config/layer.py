@@ -26,6 +26,7 @@ from attnplat.config.names import (
     parse_kv_cache_dtype,
     parse_name,
 )
+from attnplat.config.numbers import is_whole
 from attnplat.errors import ConfigError, UnknownNameError
 
 C = TypeVar("C")
@@ -128,7 +129,7 @@ class LayerConfig:
         value = getattr(self, name)
         if value is None and not required:
             return
-        if not _is_whole(value) or not least <= value <= MAX_SIZE:
+        if not is_whole(value) or not least <= value <= MAX_SIZE:
             self._refuse(name, f"an integer from {least} to {MAX_SIZE}")
 
     def _check_flags(self, *names: str) -> None:
@@ -555,7 +556,7 @@ def _check_window(config: Any) -> None:
     takes = "a pair (left, right) of integers of at least -1, where -1 is open"
     if not isinstance(window, tuple | list):
         config._refuse("sliding_window", takes + "; a model's sliding_window=W is (W - 1, -1)")
-    if len(window) != 2 or any(not _is_whole(w) or w < -1 for w in window):
+    if len(window) != 2 or any(not is_whole(w) or w < -1 for w in window):
         config._refuse("sliding_window", takes)
     config._set("sliding_window", tuple(window))
 
@@ -573,10 +574,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, frozenset):
         return f"{{{', '.join(sorted(map(str, value)))}}}"
     return repr(str(value)) if isinstance(value, str) else repr(value)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> bool:

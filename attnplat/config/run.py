@@ -13,6 +13,7 @@ from attnplat.config.names import (
     parse_kv_cache_dtype,
     parse_name,
 )
+from attnplat.config.numbers import is_whole
 from attnplat.errors import ConfigError
 
 _SIZES = (
@@ -69,8 +70,7 @@ class RunContext:
     def __post_init__(self) -> None:
         for name in _SIZES:
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (whole and 1 <= value <= MAX_SIZE):
+            if value is not None and not (is_whole(value) and 1 <= value <= MAX_SIZE):
                 self._refuse(name, f"an integer from 1 to {MAX_SIZE}")
         for name in _FLAGS:
             # 1 and 1.0 equal True and are none.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from attnplat.config.layer import MAX_SIZE
+from attnplat.config.numbers import is_whole
 from attnplat.errors import ConfigError, ModelFileError
 
 # What one quantity is called across model families; the first name that is present counts.
@@ -68,7 +69,7 @@ class Fields:
             value = value[self.layer]
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        if not is_whole(value) or not least <= value <= most:
             raise self.refusal(name, f"an integer from {least} to {most}", value)
         return value
 

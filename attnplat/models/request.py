@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from attnplat.config.names import Dtype, parse_dtype
+from attnplat.config.numbers import is_whole
 from attnplat.errors import ConfigError, UnknownNameError
 from attnplat.models.fields import Fields
 
@@ -32,7 +33,7 @@ class Request:
 
     def __post_init__(self) -> None:
         ranks = self.tensor_parallel
-        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        if not is_whole(ranks) or ranks < 1:
             raise ConfigError(f"tensor_parallel is {ranks!r}; it takes an integer of at least 1")
 
     def with_dtype_of(self, *configs: Fields) -> Self:

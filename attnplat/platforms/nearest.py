@@ -195,30 +195,25 @@ def variants(selection: Selection) -> Iterator[tuple[Change, Selection | None]]:
 
 def field_variant(selection: Selection, name: str, value: Any) -> tuple[Change, Selection | None]:
     """The change of one field of the layer, and what is decided with it; None leaves it open."""
-    config = selection.config
-    change = Change(
-        kind="field",
-        subject=name,
-        got=getattr(config, name),
-        value=value,
-        source=config.source_of(name),
-        backend="",
-    )
+    change = _change("field", selection.config, name, value)
     return change, decided(selection, *_with_field(selection, name, value))
 
 
 def wish_variant(selection: Selection, name: str, value: Any) -> tuple[Change, Selection | None]:
     """The change of one wish, and what is decided with it; None leaves it open."""
-    wishes = selection.world.wishes
-    change = Change(
-        kind="wish",
+    change = _change("wish", selection.world.wishes, name, value)
+    return change, decided(selection, None, _with_wish(selection.world, name, value))
+
+
+def _change(kind: str, of: LayerConfig | AttentionConfig, name: str, value: Any) -> Change:
+    return Change(
+        kind=kind,
         subject=name,
-        got=getattr(wishes, name),
+        got=getattr(of, name),
         value=value,
-        source=wishes.source_of(name),
+        source=of.source_of(name),
         backend="",
     )
-    return change, decided(selection, None, _with_wish(selection.world, name, value))
 
 
 def decided(

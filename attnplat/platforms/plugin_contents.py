@@ -17,6 +17,7 @@ from typing import Any
 from attnplat.backends.backend import Backend
 from attnplat.config.backend_names import is_canonical
 from attnplat.config.layer import config_class
+from attnplat.config.numbers import is_whole
 from attnplat.platforms.inventory import FEATURES
 from attnplat.platforms.plugin_backend import PluginBackend, failed, of_plugin
 from attnplat.platforms.selection import ByName, Preference, Ranked
@@ -100,7 +101,7 @@ def _import_fix(error: BaseException, fix: str) -> str:
 def _check_contract(module: ModuleType, label: str) -> None:
     found = getattr(module, "ATTNPLAT_CONTRACT", None)
     distribution = label.partition(" ")[0]
-    if isinstance(found, bool) or not isinstance(found, int):
+    if not is_whole(found):
         text = f"the plugin {label} says no contract version (ATTNPLAT_CONTRACT is {found!r})"
         raise PluginProblem("contract", text, f"update {distribution}, or tell its authors")
     if found < OLDEST_CONTRACT:

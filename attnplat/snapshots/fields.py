@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from attnplat.config.numbers import is_whole
 from attnplat.errors import ConfigError
 
 
@@ -16,7 +17,7 @@ class Field(NamedTuple):
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return is_whole(value) and value > 0
 
 
 def optional(field: Field) -> Field:

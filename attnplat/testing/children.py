@@ -1,10 +1,10 @@
-"""Work in forked processes, several at a time."""
+"""Work in forked processes, side by side."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -18,19 +18,13 @@ def can_fork() -> bool:
     return hasattr(os, "sched_getaffinity")
 
 
-def each_in_a_child(works: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
-    """What each work returns, in the order of `works`; at most `at_once` run at a time.
+def each_in_a_child(works: Sequence[Callable[[], T]]) -> list[T]:
+    """What each work returns, in the order of `works`, which all run at the same time.
 
     For a process that has not used several threads in torch: its children would wait for them.
     Raises what a work raises, and ChildProcessError for one that dies.
     """
-    running: dict[int, tuple[Any, Connection]] = {}
-    next_work = 0
-    for n in range(len(works)):
-        while next_work < len(works) and len(running) < at_once:
-            running[next_work] = _start(works[next_work])
-            next_work += 1
-        yield _finish(*running.pop(n))
+    return [_finish(*child) for child in [_start(work) for work in works]]
 
 
 def _start(work: Callable[[], Any]) -> tuple[Any, Connection]:

@@ -42,7 +42,7 @@ class Compiled:
         with config.patch(force_disable_caches=True):
             _, codes = run_and_get_code(call)
         assert stage.cache is not None
-        largest = max((size for code in codes for size in _buffers(code)), default=0)
+        largest = max((size for code in codes for size in buffers(code)), default=0)
         if largest >= stage.cache.k.numel():
             raise Failed(f"the graph makes a buffer of {largest} elements: the cache is copied")
 
@@ -66,7 +66,7 @@ class Compiled:
             raise Failed(damage)
 
 
-def _buffers(code: str) -> list[int]:
+def buffers(code: str) -> list[int]:
     """Elements of each buffer that generated code allocates."""
     shapes = re.findall(r"empty_strided_\w+\(\(([\d, ]+)\)", code)
     return [math.prod(int(n) for n in shape.split(",") if n.strip()) for shape in shapes]

@@ -243,12 +243,12 @@ def test_cores_share_the_cases_and_the_report_is_that_of_one() -> None:
 
 
 def test_a_child_gives_its_result_its_error_or_its_death() -> None:
-    assert list(each_in_a_child([lambda: 1, lambda: 2, lambda: 3], 2)) == [1, 2, 3]
+    assert each_in_a_child([lambda: 1, lambda: 2, lambda: 3]) == [1, 2, 3]
 
     def refuses() -> None:
         raise ConfigError("no")
 
     with pytest.raises(ConfigError, match="no"):
-        list(each_in_a_child([refuses], 1))
+        each_in_a_child([refuses])
     with pytest.raises(ChildProcessError, match="told nothing"):
-        list(each_in_a_child([lambda: os._exit(3)], 1))
+        each_in_a_child([lambda: os._exit(3)])

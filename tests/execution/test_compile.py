@@ -6,7 +6,6 @@ import copy
 import gc
 import math
 import pickle
-import re
 import subprocess
 import sys
 import textwrap
@@ -33,6 +32,7 @@ from attnplat.config.names import Feature
 from attnplat.errors import PlanMismatchError, TensorError, UnsupportedCallError
 from attnplat.platforms.cpu.impls.attention import CpuAttnImpl
 from attnplat.platforms.cpu.kernels import library
+from attnplat.testing.compiled import buffers
 from tests.execution.cases import IMPLS, layer, make_step
 
 pytestmark = pytest.mark.skipif(HANDLE_TYPE is None, reason="torch before 2.11: graphs break")
@@ -170,11 +170,7 @@ def test_a_step_of_other_rows_makes_one_more_graph_for_all_numbers_of_rows() -> 
 def test_inductor_serves_every_plan_and_copies_no_cache(memory: Memory, fused: bool) -> None:
     with inductor.patch(force_disable_caches=True):
         _, codes = run_and_get_code(compare, TorchSdpaImpl, memory, "inductor", fused)
-    made = [
-        math.prod(int(size) for size in shape.split(",") if size.strip())
-        for code in codes
-        for shape in re.findall(r"empty_strided_cpu\(\(([\d, ]+)\)", code)
-    ]
+    made = [size for code in codes for size in buffers(code)]
     spec = IMPLS["TORCH_SDPA"].create(layer(), "cpu").kv_cache_spec(BLOCK_SIZE)
     assert made and max(made) < math.prod(spec.k_shape(BLOCKS)), "a cache was copied"
 
